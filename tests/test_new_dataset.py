@@ -24,7 +24,7 @@ from equidp.starting_rate import made_up, starting_rate
 TABLE = "age;sex;ward;weight;smoker;patient_id;no\n" + "33;f;surgery;61,5;true;7;well\n" * 3
 
 
-def drafted(folder: Path, content: str | bytes, name: str = "t.csv", label: str = "") -> dict:
+def drafted(folder: Path, content: str | bytes, name: str = "t.csv", label: tuple[str, ...] = ()) -> dict:
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return yaml.safe_load(draft(folder / name, folder, "mine", label))["presets"]["mine"]["data"]
 
@@ -43,7 +43,7 @@ def test_a_draft_has_columns_and_types_and_no_value(tmp_path: Path) -> None:
         "sex": {"categories": [MARK], "unknown": True},
     }
     assert data["groups"] == ["age", "sex"]
-    text = draft(tmp_path / "t.csv", tmp_path, "mine", "")
+    text = draft(tmp_path / "t.csv", tmp_path, "mine", ())
     assert "# unit: patient_id " in text
     assert "# not taken, as it is called like an identifier: patient_id" in text
     assert "surgery" not in str(data)
@@ -52,7 +52,7 @@ def test_a_draft_has_columns_and_types_and_no_value(tmp_path: Path) -> None:
 
 def test_a_table_of_images_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("image;Dateiname;file_name;imagery;y\na.png;b;c.png;1;0\n")
-    text = draft(tmp_path / "t.csv", tmp_path, "mine", "")
+    text = draft(tmp_path / "t.csv", tmp_path, "mine", ())
     assert list(yaml.safe_load(text)["presets"]["mine"]["data"]["options"]["features"]) == ["Dateiname", "imagery"]
     assert "called like a file: image, file_name. Where a table is of images, their folder is the source" in text
 
@@ -77,7 +77,7 @@ def test_an_index_of_bodies_is_a_feature_and_one_of_rows_is_none(tmp_path: Path)
 def test_a_dialect_is_seen_and_what_is_guessed_is_marked(tmp_path: Path, content, name: str, found: dict) -> None:
     options = drafted(tmp_path, content, name)["options"]
     assert {key: options[key] for key in found} == found
-    text = draft(tmp_path / name, tmp_path, "mine", "")
+    text = draft(tmp_path / name, tmp_path, "mine", ())
     for key in ("columns", "encoding"):
         assert (key in found) <= any(line.strip().startswith(key) and MARK in line for line in text.splitlines())
 
@@ -101,34 +101,34 @@ def test_numbers_of_persons_and_dates_are_no_features(tmp_path: Path) -> None:
     rows["y"] = "no"
     for name in ("t.csv", "t.parquet"):
         rows.to_csv(tmp_path / name, index=False) if name == "t.csv" else rows.to_parquet(tmp_path / name)
-        text = draft(tmp_path / name, tmp_path, "mine", "y")
+        text = draft(tmp_path / name, tmp_path, "mine", ("y",))
         data = yaml.safe_load(text)["presets"]["mine"]["data"]
         assert list(data["options"]["features"]) == ["x", "w"]
         assert "nearly every row has a value of its own, as of an identifier or a text: laufend" in text
         assert "it is called like an identifier: Person number" in text
         assert "it is a date: Interview date" in text
-        told = yaml.safe_load(draft(tmp_path / name, tmp_path, "mine", "y", unit="x"))["presets"]["mine"]
+        told = yaml.safe_load(draft(tmp_path / name, tmp_path, "mine", ("y",), unit="x"))["presets"]["mine"]
         assert (told["data"]["split_by"], told["data"]["options"]["unit"], told["privacy"]["unit"]) == ("x", "x", "x")
         assert list(told["data"]["options"]["features"]) == ["w"]
     with pytest.raises(EquidpError, match=r"No column 'persons' in "):
-        draft(tmp_path / "t.csv", tmp_path, "mine", "y", unit="persons")
+        draft(tmp_path / "t.csv", tmp_path, "mine", ("y",), unit="persons")
 
 
-@pytest.mark.parametrize("label", ["", "person"])
-def test_a_table_of_nothing_but_the_unit_is_refused(tmp_path: Path, label: str) -> None:
+@pytest.mark.parametrize("label", [(), ("person",)])
+def test_a_table_of_nothing_but_the_unit_is_refused(tmp_path: Path, label: tuple[str, ...]) -> None:
     (tmp_path / "t.csv").write_text("person\n1\n2\n")
     with pytest.raises(EquidpError, match=r"t\.csv has no column but the unit 'person', so there is nothing"):
         draft(tmp_path / "t.csv", tmp_path, "mine", label, unit="person")
     with pytest.raises(EquidpError, match="visits has no column, so there is nothing to predict"):
-        draft_entry("visits", lambda _: pd.DataFrame(), "mine", label="", unit="")
+        draft_entry("visits", lambda _: pd.DataFrame(), "mine", label=(), unit="")
 
 
 def test_a_query_of_a_database_is_drafted(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database:
         pd.DataFrame({"x": [1, None], "ward": ["A", None], "y": ["no", "yes"]}).to_sql("t", database, index=False)
     with pytest.raises(EquidpError, match=r"is an SQLite database: add a query, such as --sql"):
-        draft(tmp_path / "t.sqlite", tmp_path, "mine", "")
-    text = draft(tmp_path / "t.sqlite", tmp_path, "mine", "y", sql='SELECT x, ward, "y" FROM t')
+        draft(tmp_path / "t.sqlite", tmp_path, "mine", ())
+    text = draft(tmp_path / "t.sqlite", tmp_path, "mine", ("y",), sql='SELECT x, ward, "y" FROM t')
     options = yaml.safe_load(text)["presets"]["mine"]["data"]["options"]
     assert (options["path"], options["sql"]) == ("t.sqlite", 'SELECT x, ward, "y" FROM t')
     assert {name: one["kind"] for name, one in options["features"].items()} == {"x": "numeric", "ward": "categorical"}
@@ -136,7 +136,9 @@ def test_a_query_of_a_database_is_drafted(tmp_path: Path) -> None:
 
 def test_a_parquet_file_is_drafted_too(tmp_path: Path) -> None:
     pd.DataFrame({"x": [1.5], "y": ["a"]}).to_parquet(tmp_path / "t.parquet")
-    options = yaml.safe_load(draft(tmp_path / "t.parquet", tmp_path, "mine", "y"))["presets"]["mine"]["data"]["options"]
+    options = yaml.safe_load(draft(tmp_path / "t.parquet", tmp_path, "mine", ("y",)))["presets"]["mine"]["data"][
+        "options"
+    ]
     assert options["features"] == {"x": {"kind": "numeric", "minimum": MARK, "maximum": MARK}}
 
 
@@ -145,9 +147,9 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TABLE)
     for path, message in ((tmp_path, "is a folder"), (tmp_path / "u.csv", "is missing"), (tmp_path / "t.csv", "below")):
         with pytest.raises(EquidpError, match=message):
-            draft(path, tmp_path / "raw", "mine", "")
+            draft(path, tmp_path / "raw", "mine", ())
     with pytest.raises(EquidpError, match=r"No column 'wards' in .*Did you mean 'ward'\?"):
-        draft(tmp_path / "t.csv", tmp_path, "mine", "wards")
+        draft(tmp_path / "t.csv", tmp_path, "mine", ("wards",))
 
 
 def test_the_command_drafts_and_then_checks(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +185,52 @@ def test_the_command_drafts_and_then_checks(project: Path, monkeypatch: pytest.M
         f"The preset is valid. Now: kedro run --pipeline=dpsgd --params=dataset=clinic,{start}",
     ]
     preset.unlink()
+
+
+def test_several_labels_are_drafted_and_checked(project: Path) -> None:
+    """The check of these took a mask of two columns for one of rows."""
+    (project / "data" / "01_raw" / "survey.csv").write_text("Alter (Jahre);smokes;works;x\n33;0;1;2\n44;1;0;3\n")
+    given = ("data/01_raw/survey.csv", "--label", "smokes", "--label", "works")
+    said = called(project, *given)
+    assert said.endswith(f"kedro new-dataset {' '.join(given)}\n")
+    preset = project / "conf" / "local" / "parameters" / "survey.yml"
+    text = preset.read_text()
+    data = yaml.safe_load(text)["presets"]["survey"]["data"]
+    assert data["options"]["labels"] == ["smokes", "works"]
+    assert not {"label", "classes"} & set(data["options"])
+    assert (data["groups"], list(data["options"]["features"])) == (["Alter (Jahre)"], ["x"])
+    preset.write_text(told(text))
+    assert called(project, *given).splitlines() == [
+        "2 rows, 1 features",
+        "Alter (Jahre): under 40 1, 40 and over 1",
+        "The preset is valid. Now: kedro run --pipeline=dpsgd --params=dataset=survey",
+    ]
+    preset.unlink()
+
+
+@pytest.mark.parametrize(("protected", "count"), [("", 4), (", unit: home", 2)])
+def test_a_rate_to_start_from_is_for_as_many_units_as_the_run_has(
+    project: Path, monkeypatch: pytest.MonkeyPatch, protected: str, count: int
+) -> None:
+    asked = []
+    monkeypatch.setattr("equidp.starting_rate.starting_rate", lambda *facts: asked.append(facts[-1]) or (3.0, 0.3))
+    (project / "data" / "01_raw" / "homes.csv").write_text("home,x,y\n1,2,a\n1,3,b\n2,4,a\n2,5,b\n")
+    preset = project / "conf" / "local" / "parameters" / "homes.yml"
+    preset.parent.mkdir(exist_ok=True, parents=True)
+    preset.write_text(f"""
+presets:
+  homes:
+    data:
+      source: table
+      split_by: home
+      options:
+        {{path: homes.csv, label: y, classes: [a, b], unit: home, features: {{x: {{kind: numeric, maximum: 9}}}}}}
+    model: {{name: logistic}}
+    privacy: {{epsilon: 1.0, delta: 1.0e-5{protected}}}
+""")
+    assert "The preset is valid" in called(project, "--name", "homes")
+    preset.unlink()
+    assert asked == [count]
 
 
 def test_a_rate_to_start_from_leaves_the_majority_and_comes_from_the_declaration_alone() -> None:

@@ -138,7 +138,7 @@ def ui(metadata: Any, env: str | None, host: str, port: int) -> None:
 @click.option("--catalog", default="", help="Entry of the Kedro catalog, in place of a file: a sheet of Excel, say.")
 @click.option("--sql", default="", help="Query of a file of SQLite.")
 @click.option("--name", default="", help="Of the dataset; by default the file's, or the entry's.")
-@click.option("--label", default="", help="Column of the label; by default the last one.")
+@click.option("--label", multiple=True, help="Column of the label; by default the last one. May be repeated.")
 @click.option("--unit", default="", help="Column whose rows are one person's; by default each row is protected.")
 @click.option("--env", "-e", help="Configuration environment, as for `kedro run`.")
 @click.pass_obj

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from equidp.config_loader import EquidpConfigLoader
 
 SENSITIVE = re.compile(
-    r"sex|gender|geschlecht|race|ethnic|religion|national|disab|marital|(^|_)age(_|$|group)|^alter$", re.IGNORECASE
+    r"sex|gender|geschlecht|race|ethnic|religion|national|disab|marital|(^|_)age(_|$|group)|^alter\b|familienstand",
+    re.IGNORECASE,
 )
 IDENTIFYING = re.compile(
     r"(^|[_.\s-])(id|nr|no|key|uuid)$|^(id|name|patient|person|subject|index)$"
@@ -66,10 +67,7 @@ presets:
       source: table
       groups: {reported}          # what is reported by; a product too: "sex*age_band"
 {split}      options:
-{table}        label: {label}
-        classes: [{mark}]          # values of the label, in label order, each in quotes
-        # target: {{minimum: 0, maximum: 100}}          in place of classes, if the label is a number to be predicted
-        # class_map: {{bad: ["1"], good: ["2"]}}        names for coded values; class_edges: [50] cuts a number
+{table}{label}\
         missing: error          # `drop` leaves out rows with a missing feature or label; or keep them: `unknown: true`
                                 # of categories, `missing: 75` of a number
 {unit}        features:
@@ -79,6 +77,14 @@ presets:
     training: {{epochs: 20, batch_size: 256, learning_rate: 0.1}}          # the check proposes a rate
 """
 
+
+ONE_LABEL = """\
+        label: {label}
+        classes: [{mark}]          # values of the label, in label order, each in quotes
+        # ordered: true          where this order counts, as of grades; of three classes or more
+        # target: {{minimum: 0, maximum: 100}}          in place of classes, if the label is a number to be predicted
+        # class_map: {{bad: ["1"], good: ["2"]}}        names for coded values; class_edges: [50] cuts a number
+"""
 
 UNTOLD = """\
         # unit: {id}          the column whose rows are one person's; name it as `split_by` beside
@@ -94,7 +100,7 @@ def run_command(
     catalog: str,
     sql: str,
     name: str,
-    label: str,
+    label: tuple[str, ...],
     unit: str,
     env: str | None,
 ) -> None:
@@ -135,16 +141,17 @@ def run_command(
     else:
         raise EquidpError(f"There is no preset {name!r} yet: name its table, too, and it is drafted.")
     write(preset, text)
-    told = {"catalog": catalog, "sql": sql, "name": called, "label": label, "unit": unit, "env": env}
-    again = [*([str(file)] if file else []), *(x for key, one in told.items() if one for x in (f"--{key}", one))]
+    labels = [("label", one) for one in label]
+    told = [("catalog", catalog), ("sql", sql), ("name", called), *labels, ("unit", unit), ("env", env)]
+    again = [*([str(file)] if file else []), *(x for key, one in told if one for x in (f"--{key}", one))]
     click.echo(
         f"{preset.relative_to(project)} is drafted. {len(marked(text))} lines have {MARK}: "
         f"replace each by what the codebook says.\nThen, to check it: kedro new-dataset {shlex.join(again)}"
     )
 
 
-def draft(path: Path, raw_dir: Path, name: str, label: str, *, unit: str = "", sql: str = "") -> str:
-    """The preset's text for a table below `raw_dir`; its label is the last column unless named.
+def draft(path: Path, raw_dir: Path, name: str, label: tuple[str, ...], *, unit: str = "", sql: str = "") -> str:
+    """The preset's text for a table below `raw_dir`; its label is the last column unless one or several are named.
 
     Raises:
         EquidpError: the file is not there, or lies elsewhere, or is none to draft from, or has no such column.
@@ -172,7 +179,7 @@ def draft(path: Path, raw_dir: Path, name: str, label: str, *, unit: str = "", s
     return _drafted(str(path), [*lines, *more], columns, name, label, unit)
 
 
-def draft_entry(entry: str, load: Callable[[str], object], name: str, label: str, unit: str) -> str:
+def draft_entry(entry: str, load: Callable[[str], object], name: str, label: tuple[str, ...], unit: str) -> str:
     """The preset's text for what an entry of the Kedro catalog gives, which `load` loads.
 
     Raises:
@@ -182,8 +189,10 @@ def draft_entry(entry: str, load: Callable[[str], object], name: str, label: str
     return _drafted(entry, [f"catalog: {_text(entry)}"], columns, name, label, unit)
 
 
-def _drafted(where: str, table: list[str], columns: dict[str, str], name: str, label: str, unit: str) -> str:
-    for column in filter(None, (label, unit)):
+def _drafted(
+    where: str, table: list[str], columns: dict[str, str], name: str, label: tuple[str, ...], unit: str
+) -> str:
+    for column in filter(None, (*label, unit)):
         if column not in columns:
             raise missing_column(where, column, columns)
     possible = [column for column in columns if column != unit]
@@ -191,8 +200,8 @@ def _drafted(where: str, table: list[str], columns: dict[str, str], name: str, l
         told = f"no column but the unit {unit!r}" if unit else "no column"
         raise EquidpError(f"{where} has {told}, so there is nothing to predict: name a table with more columns.")
     guess = "" if label else f"          # {MARK}: the last column; or name another"
-    label = label or possible[-1]
-    others = [column for column in columns if column not in (label, unit)]
+    label = tuple(dict.fromkeys(label)) or (possible[-1],)
+    others = [column for column in columns if column not in (*label, unit)]
     groups, ids, images = (list(filter(of.search, others)) for of in (SENSITIVE, IDENTIFYING, IMAGE))
     left = [column for column in others if column not in (*groups, *ids, *images)]
     distinct, dates = ([column for column in left if columns[column] == kind] for kind in ("distinct", "date"))
@@ -209,10 +218,12 @@ def _drafted(where: str, table: list[str], columns: dict[str, str], name: str, l
     return DRAFT.format(
         mark=MARK,
         name=name,
-        reported=f"[{', '.join(map(_text, groups)) or 'class'}]",
+        reported=f"[{', '.join(map(_text, groups)) or ('class' if len(label) == 1 else MARK)}]",
         split=_lines([f"split_by: {_text(unit)}"] if unit else [], 6),
         table=_lines(table, 8),
-        label=f"{_text(label)}{guess}",
+        label=_lines([f"labels: [{', '.join(map(_text, label))}]          # columns of 0 and 1"], 8)
+        if len(label) > 1
+        else ONE_LABEL.format(label=f"{_text(label[0])}{guess}", mark=MARK),
         unit=f"        unit: {_text(unit)}\n" if unit else UNTOLD.format(id=_text(next(iter(ids), "…"))),
         features=_lines((f"{_text(column)}: {_feature(columns[column])}" for column in features), 10),
         remarks=_lines((f"# not taken, {remark}" for remark in not_taken), 10),
@@ -251,6 +262,8 @@ def check(
             )
     loader = load()
     settings = loader.settings
+    import torch  # late, too: a draft needs none of it
+
     from equidp.data.labelling import group_table
     from equidp.data.records import Split
     from equidp.data.sources import source
@@ -258,7 +271,7 @@ def check(
     table = source(settings.data.source, settings.data.options)
     table.catalog = partial(_loaded, project, loader)
     records = table.records(table.locate(project / settings.raw_dir))
-    none = records.take(records.labels < 0)
+    none = records.take(torch.arange(0))
     rows = group_table(Split(records, none, none))
     found = []
     for grouping, some in rows.groupby("grouping", sort=False):
@@ -269,7 +282,9 @@ def check(
         return "\n".join(found), ""
     from equidp.starting_rate import starting_rate  # late: it imports all that trains
 
-    rate, bound = starting_rate(settings, records.schema, table.columns, len(records))
+    whole = records.unit if settings.privacy.by_unit else None
+    units = len(records) if whole is None else len(whole.unique())
+    rate, bound = starting_rate(settings, records.schema, table.columns, units)
     start = f"training.learning_rate={rate:g},dpsgd.options.clip_norm={bound:g}"
     told = "To start from (found on made-up rows of this shape, not on the table; write it into the preset)"
     return "\n".join([*found, f"{told}: {start}"]), f",{start}"

@@ -3,7 +3,8 @@
 The made-up table has what is declared: the columns, their categories, all alike in frequency, and numbers evenly spread
 over their bounds. Its classes follow from random weights, with some chance. A few private trainings with the run's own
 noise and number of steps try rates, and then a tighter bound. The user's table has no part in it, but for its number of
-rows, which a statement of ε takes as public. So the search costs no privacy; the pair is where to start, not the best.
+rows or units, which a statement of ε takes as public. So the search costs no privacy; the pair is where to start, not
+the best.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ def _labels(features: Tensor, classes: int) -> Tensor:
 
 
 def starting_rate(
-    settings: Settings, schema: Schema, columns: Mapping[str, Named | Numeric], rows: int
+    settings: Settings, schema: Schema, columns: Mapping[str, Named | Numeric], units: int
 ) -> tuple[float, float]:
     """Learning rate and clip norm of `dpsgd` with the lowest loss on made-up rows that it was not trained on.
 
-    Model, noise, steps and batch are the run's; the number of rows is public.
+    Model, noise, steps and batch are the run's; the number of rows, or of protected units, is public.
     """
-    units = max(settings.training.batch_size, round(rows * (1 - settings.data.test_fraction)))
+    units = max(settings.training.batch_size, round(units * (1 - settings.data.test_fraction)))
     algorithm = algorithm_settings("dpsgd", {}).build()
     real = plan_run(algorithm, units=units, groups=1, privacy=settings.privacy, training=settings.training)
     count = min(units, ROWS)

@@ -82,6 +82,22 @@ def test_an_interval_is_drawn_as_far_as_its_figure_can_be(sample):
         assert (bar.y[0] - bar.error_y.arrayminus[0], bar.y[0] + bar.error_y.array[0]) == pytest.approx((least, 1))
 
 
+def test_intervals_of_groups_with_few_test_records_do_not_squeeze_the_bars(sample):
+    documents = copy.deepcopy(sample.documents)
+    cost = documents["dpsgd"]["cost_of_privacy"]
+    cost["intervals"] = {"groups": {"sex": {"Female": [0.0, 0.1], "Male": [-1.0, 1.0]}}}
+    before = figures.cost_per_group(documents, "sex")
+    assert before.layout.yaxis.range is None
+    for document in documents.values():
+        document["groups"]["sex"]["Male"]["count"] = 9
+    drawn = figures.cost_per_group(documents, "sex")
+    heights = [y for bar in drawn.data for y in bar.y if y is not None]
+    low, high = drawn.layout.yaxis.range
+    assert max(0.1, *heights) < high < 0.5
+    assert -0.5 < low <= min(0, *heights)
+    assert trace(drawn, "dpsgd").error_y.array == trace(before, "dpsgd").error_y.array
+
+
 def test_more_bars_than_one_tells_apart_become_a_map(sample, monkeypatch):
     documents = copy.deepcopy(sample.documents)
     documents["dpsgd"]["cost_of_privacy"]["intervals"] = {"groups": {"sex": {"Female": [-0.5, -0.1], "Male": None}}}

@@ -7,6 +7,7 @@ import copy
 import gzip
 import hashlib
 import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -18,6 +19,7 @@ from equidp.reporting import rendering, tables
 from equidp.reporting.page import EXACT_SIZES, html_report
 from equidp.reporting.released import released_page
 from equidp.reporting.rendering import linked, whole
+from equidp.reporting.titles import figure_text
 
 from .conftest import HOSTILE
 
@@ -402,3 +404,20 @@ def test_noised_figures_count_what_is_protected(unit, counted):
     assert f"10 {counted} or more" in sentences[0]
     assert table.caption == f"All {counted}"
     assert [title for title, _ in table.header] == ["", counted, "accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("value", "beside", "shown"),
+    [
+        (0.84530, 0, "0.845"),
+        (-9.99951, 0, "-10.000"),
+        (84.1242, 0, "84.12"),
+        (1598.904, 206.47, "1599"),
+        (1.5, 120, "1.5"),
+    ],
+)
+def test_a_large_figure_has_no_more_digits_than_a_small_one(value: float, beside: float, shown: str):
+    """Errors in euros had seven digits, and a sweep's table one letter of a run's name in a line."""
+    assert figure_text(value, 3, beside=beside) == shown
+    assert figure_text(-1428.3876, 4, "+,") == "-1,428.4"
+    assert figure_text(math.inf, 3) == "inf"

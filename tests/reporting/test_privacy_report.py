@@ -21,6 +21,7 @@ from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.reporting.attack import factor_text, share_text
 from equidp.reporting.privacy_report import privacy_report, privacy_sections, research_mode, understated
 from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.tuning_page import tuning_page
 from equidp.training import privacy_statement
 
 from .conftest import privacy_facts
@@ -327,3 +328,14 @@ def test_three_people_in_three_parts_are_told_what_each_is_promised():
 @pytest.mark.parametrize("value", [0.0, 0.998, 2.99981, math.log(9.9999), math.log(999999.9), 13.9, 200.0])
 def test_what_a_probability_may_be_multiplied_by_is_never_rounded_down(value: float) -> None:
     assert math.exp(value) * (1 - 1e-9) <= float(factor_text(value)) <= math.exp(value) * 1.011
+
+
+@pytest.mark.parametrize(("unit", "called"), [("record", "record"), ("patient", "patient"), ("Household-ID", "unit")])
+def test_the_page_of_a_tuning_tells_for_whom_each_epsilon_is(unit: str, called: str):
+    held = {"unit": unit, "epsilon": 1.0, "delta": 1e-5, "mechanism": Event(1.0, 5.0).to_dict()}
+    chosen = {"algorithm": "dpsgd", "grid": {"training.epochs": ["1", "2"]}, "box": {}, "points": 2, "exact": False}
+    chosen |= {"trials": {"law": "geometric", "mean": 3.0}, "score": "worst_group", "value": 0.5, "validation": held}
+    chosen |= {"chosen": {"training.epochs": "1"}, "epsilon": 3.0, "epsilon_declared": 3.0, "delta": 1e-5}
+    page = tuning_page("tuning", chosen, honest(unit=unit, tuning=chosen | {"validation": None}), {}, {}, {}, {})
+    assert f"for a training {called}<" in page
+    assert f"for a validation {called}<" in page

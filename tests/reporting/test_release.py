@@ -590,6 +590,13 @@ def test_the_card_tells_whose_mean_noised_figures_are():
     assert "counts once" not in files(released_metrics=found | {"unit": "record"})["README.md"].decode()
 
 
+def test_the_annex_sends_nobody_to_an_audit_that_the_task_does_not_have():
+    ranks = SCHEMA.to_dict() | {"classes": ("low", "some", "high"), "task": "ordinal"}
+    for found, told in ((files(card=card(schema=ranks), audit=None), False), (files(audit=None), True)):
+        assert ("The pipeline audit makes one" in found["reidentification.md"].decode()) is told
+        assert ("the pipeline audit is for classification" in found["reidentification.md"].decode()) is not told
+
+
 def test_the_card_promises_no_noised_figures_of_tasks_that_have_none():
     ranks = SCHEMA.to_dict() | {"classes": ("low", "some", "high"), "task": "ordinal"}
     assert "with noise would stand here" not in files(card=card(schema=ranks))["README.md"].decode()
@@ -626,6 +633,14 @@ def test_trainings_that_were_declared_are_no_choice():
 def answer_to(key: str, privacy: dict[str, Any]) -> str:
     """A line of the registry's tier 3."""
     return json.loads(registry(privacy))["topics"]["Tier 3: details"][key]["answer"]
+
+
+def test_codes_of_missing_values_go_out_for_the_columns_that_a_model_reads():
+    columns = {"w": {"kind": "numeric", "maximum": 9, "column": "weight"}, "sex": {"kind": "group"}}
+    options = {"label": "y", "features": columns, "groups": {"sex": {"column": "g"}, "ward": {}}}
+    codes = {"weight": ["-1"], "g": ["9"], "y": ["8"], "ward": ["7"]}
+    found = files(card=card(source="table", source_options=options | {"na_values": codes}))
+    assert json.loads(found["config.json"])["encoding"]["na_values"] == {"weight": ["-1"], "g": ["9"], "y": ["8"]}
 
 
 def test_the_card_promises_no_bounds_of_what_a_network_makes_of_a_record():

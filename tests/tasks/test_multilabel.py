@@ -125,6 +125,19 @@ def test_a_records_loss_is_the_mean_or_the_sum_over_its_labels(tmp_path: Path) -
     assert task.loss("binary_cross_entropy", "cpu")(outputs, labels).tolist() == pytest.approx([expected / 3])
 
 
+def test_a_model_that_gives_everybody_the_more_frequent_values_is_told_of(tmp_path: Path) -> None:
+    """Of rare labels its label accuracy is high, and privacy seems to cost nothing."""
+    task = task_of(records(tmp_path).schema)
+    truth = (np.random.default_rng(0).random((400, 3)) < (0.1, 0.05, 0.7)).astype(np.float32)
+    usual = float(np.maximum(truth.mean(0), 1 - truth.mean(0)).mean())
+    ranked = np.clip((0.2, 0.2, 0.8) + 0.1 * truth, 0, 1)  # it ranks, and changes nobody's answer
+    said = task.hardly(task.evaluate(ranked, truth, {})) or ""
+    assert f"more frequent value for everybody (label accuracy {usual:.3f})" in said
+    assert "compare by AUROC" in said
+    assert task.hardly(task.evaluate(0.1 + 0.8 * truth, truth, {})) is None
+    assert task.hardly(task.evaluate(np.full_like(ranked, np.nan), truth, {})) is None
+
+
 def test_a_label_that_a_group_has_in_one_value_alone_does_not_enter_its_macro_auroc(tmp_path: Path) -> None:
     task = task_of(records(tmp_path).schema)
     truth = np.array([[0, 1, 0], [1, 1, 0], [0, 0, 0], [1, 1, 0]], dtype=np.float32)

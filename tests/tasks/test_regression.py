@@ -240,10 +240,27 @@ def test_a_cost_is_positive_where_something_is_lost_whichever_end_of_a_metric_is
     assert cost == pytest.approx(
         {"mae": 3.0, "rmse": (61 / 3) ** 0.5 - (2 / 3) ** 0.5, "r2": 0.295, "mean_error": 11 / 3}
     )
-    assert task.outdone({"cost_of_privacy": {"intervals": {"overall": [-3.0, -1.0]}}})
     assert not task.outdone({"cost_of_privacy": {"intervals": {"overall": [-1.0, 1.0]}}})
     assert "has learnt nothing: its R² is" in (task.guessing(task.evaluate(np.full((3, 1), 99.0), truth, {})) or "")
     assert task.guessing(good) is None
+
+
+def test_a_baseline_of_larger_mae_and_smaller_rmse_is_not_called_badly_trained() -> None:
+    """Clipped squared errors lead to the median, others to the mean: neither is trained worse than the other."""
+    task = task_of(patients().schema)
+    truth = np.array([0.0, 0.0, 0.0, 90.0] * 25)
+    low, middle, exact = (np.array([[a], [a], [a], [b]] * 25) for a, b in ((1.0, 20.0), (18.0, 50.0), (1.0, 85.0)))
+
+    def told(private: np.ndarray, baseline: np.ndarray) -> str | None:
+        document = metrics_document(task.evaluate(private, truth, {}), task.evaluate(baseline, truth, {}))
+        document["cost_of_privacy"]["intervals"] = task.cost_intervals(private, baseline, truth, {})
+        return task.outdone(document)
+
+    assert "has a smaller MAE than the non-private baseline, by more than chance, and a larger" in (
+        told(low, middle) or ""
+    )
+    assert "that baseline can be trained better" in (told(exact, middle) or "")
+    assert told(middle, low) is None
 
 
 def test_an_interval_counts_units_and_not_their_records() -> None:

@@ -65,19 +65,21 @@ def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
         raise missing_column(where, missing[0], map(str, frame.columns), missing[1:])
 
 
-def cells(frame: pd.DataFrame, missing: Collection[str] = ()) -> pd.DataFrame:
+def cells(frame: pd.DataFrame, missing: Collection[str] | Mapping[str, Collection[str]] = ()) -> pd.DataFrame:
     """The table with stripped text; numbers and truth values keep their type, so `010` is not 10.
 
     Args:
-        missing: further texts, or numbers as text, that mean a missing value.
+        missing: further texts, or numbers as text, that mean a missing value: in every column, or by the column's name.
     """
-    sought = {*missing, *(number for text in missing if (number := number_in(text)) is not None)}
-
-    def cell(value: Any) -> Any:
-        value = value.strip() if isinstance(value, str) else value
-        return None if sought and isinstance(value, str | AnyNumber) and _key(value) in sought else value
 
     def column(one: pd.Series) -> pd.Series:
+        texts = missing.get(str(one.name), ()) if isinstance(missing, Mapping) else missing
+        sought = {*texts, *(number for text in texts if (number := number_in(text)) is not None)}
+
+        def cell(value: Any) -> Any:
+            value = value.strip() if isinstance(value, str) else value
+            return None if sought and isinstance(value, str | AnyNumber) and _key(value) in sought else value
+
         return one if isinstance(one.dtype, np.dtype) and one.dtype.kind in "iufb" and not sought else _each(one, cell)
 
     return frame.apply(column) if len(frame.columns) else frame

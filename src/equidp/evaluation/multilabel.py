@@ -32,7 +32,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure predicted labels: `[n, labels]` probabilities; the truth `[n, labels]` is 0 or 1.
 
-    As `Task.evaluate`, and `labels[name]` with `overall`, `groups` and `worst` of `LABEL_METRICS`.
+    As `Task.evaluate`, and `labels[name]` with `overall`, `groups` and `worst` of `LABEL_METRICS`. `usual` is the label
+    accuracy of each label's more frequent value for everybody; None without records.
     """
     scores, truth = np.asarray(scores, dtype=np.float64), np.asarray(truth).astype(np.int64)
     of_all: dict[str, Callable[[NDArray, NDArray], float | None]] = {
@@ -51,6 +52,7 @@ def evaluate(
             name: by_group(figures_of(of_one, truth[:, k], scores[:, k]), len(truth), groups, LABEL_METRICS)
             for k, name in enumerate(names)
         },
+        "usual": float(np.maximum(truth.mean(axis=0), 1 - truth.mean(axis=0)).mean()) if len(truth) else None,
         "intervals": per_group(mean_interval, groups, shares(scores, truth), units=units),
     }
 

@@ -38,7 +38,7 @@ from equidp.options import dotted
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.headlines import headline_metrics, overall
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.titles import METRIC_TITLES
+from equidp.reporting.titles import METRIC_TITLES, figure_text
 from equidp.sweep.cell import ROW
 from equidp.system import interrupts
 from equidp.tasks import kind_of
@@ -331,7 +331,7 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any], *, inside: bo
     task = kind_of(metrics)
     main = task.main
     value = metrics["overall"][main]
-    shown = "undefined" if value is None else f"{value:.4f}"
+    shown = "undefined" if value is None else figure_text(value, 4)
     told = f"{metrics.get('evaluated_on', 'test')} {METRIC_TITLES[main]} {shown}"
     stays = "; exact figures stay inside, as nonprivate/…."
     if not privacy["private"]:
@@ -342,5 +342,9 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any], *, inside: bo
     epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}{mode}"
     if inside:
         return epsilon + stays
-    against = "no cost of privacy, as the baseline diverged" if cost is None else f"cost of privacy {cost:+.4f}"
+    against = (
+        "no cost of privacy, as the baseline diverged"
+        if cost is None
+        else f"cost of privacy {figure_text(cost, 4, '+')}"
+    )
     return f"{epsilon}; {told}, {against}."

@@ -21,7 +21,7 @@ from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.style import label
 from equidp.reporting.tables import groupings_of
-from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, task_in
+from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text, task_in
 from equidp.tasks.base import Task
 
 MAX_FIGURE_GROUPS = 40
@@ -133,12 +133,13 @@ def _lines(chart: go.Figure, documents: Mapping[str, Mapping], task: type[Task],
     if not any(map(_has_intervals, chart.data)):
         return ""
     begin = "On hovering: " if chart.data[0].type == "heatmap" else "Lines are "
+    leaving = f" Those of groups with {tables.FEW} may leave the figure." if chart.layout.yaxis.range else ""
     if not _several(documents):
-        return f" {begin}95 % intervals over test records."
+        return f" {begin}95 % intervals over test records.{leaving}"
     single = any(document.get("seeds", 1) == 1 for document in documents.values())
     of_single = ", of a single seed over test records" if single else ""
     cut = f", cut at {least} and 1" if task.most == 1 else ""
-    return f" {begin}95 % intervals over seeds{of_single}{cut}."
+    return f" {begin}95 % intervals over seeds{of_single}{cut}.{leaving}"
 
 
 def _has_intervals(trace: Any) -> bool:
@@ -194,9 +195,9 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     mode = ", research mode" if research_mode(facts) else ""
     cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}{mode}")]
     cost = document.get("cost_of_privacy", {})
-    cards.append((title, _number(document["overall"][main]), _interval(document, ".3f")))
+    cards.append((title, _number(document["overall"][main]), _interval(document)))
     if (change := cost.get("overall", {}).get(main)) is not None:
-        cards.append(("cost of privacy", _signed(change), f"in {title}; {_interval(cost, '+.3f')}".removesuffix("; ")))
+        cards.append(("cost of privacy", _signed(change), f"in {title}; {_interval(cost, '+')}".removesuffix("; ")))
     for grouping, worst in list(document.get("worst", {}).items())[:CARD_GROUPINGS]:
         if (group := worst["group"]) is not None:
             tested = document["groups"].get(grouping, {}).get(group, {}).get("count")
@@ -210,10 +211,10 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     return cards
 
 
-def _interval(of: Mapping, form: str) -> str:
+def _interval(of: Mapping, sign: str = "") -> str:
     """The interval of an accuracy over all records, or of its cost, where there is one."""
     ends = (of.get("intervals") or {}).get("overall")
-    return f"{ends[0]:{form}} to {ends[1]:{form}} at 95 %" if ends else ""
+    return f"{' to '.join(figure_text(end, 3, f'{sign},') for end in ends)} at 95 %" if ends else ""
 
 
 _HEADINGS = (
@@ -247,8 +248,9 @@ def _grid(frame: pd.DataFrame, *, caption: str = "") -> PageTable:
 
 def _mean(value: float, half: float, *, sign: str) -> TableCell:
     """A mean over seeds with half of its interval, sorted by the mean. A single seed and seeds that agree have none."""
-    text = "" if pd.isna(half) else f" ± {half:.3f}"
-    return _cell(value, lambda mean: f"{mean:{sign}.3f}{text}")
+    reach = 0.0 if pd.isna(half) else half
+    text = "" if pd.isna(half) else f" ± {figure_text(half, 3, ',', beside=value)}"
+    return _cell(value, lambda mean: f"{figure_text(mean, 3, f'{sign},', beside=reach)}{text}")
 
 
 def _format(column: str) -> Callable:
@@ -268,11 +270,11 @@ def _cell(value: Any, shown: Callable) -> TableCell:
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, numbers.Integral) else f"{value:,.4f}"
+    return f"{value:,}" if isinstance(value, numbers.Integral) else figure_text(value, 4, ",")
 
 
 def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.4f}"
+    return "–" if value is None else figure_text(value, 4, "+,")
 
 
 def _settings(settings: Mapping, rows: Mapping) -> dict[str, Mapping]:
@@ -318,12 +320,7 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
     for name, said in guesses.items():
         yield f"The non-private baseline of {name} {said}. Beside it privacy would seem to be free: no cost is told."
     learnt = [name for name, document in documents.items() if name not in guesses and not task.guessing(document)]
-    if weak := [name for name in learnt if task.outdone(documents[name])]:
-        yield (
-            f"{', '.join(weak)} did better than the non-private baseline, by more than chance: that baseline can be "
-            "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
-            "small."
-        )
+    yield from _together({name: said for name in learnt if (said := task.outdone(documents[name]))})
     if far := {name: said for name, of in baselines.items() if name not in guesses and (said := task.overshot(of))}:
         yield (
             f"The non-private baseline of {', '.join(far)} {next(iter(far.values()))}: give it a smaller learning rate "
@@ -332,9 +329,7 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
     for name, document in documents.items():
         if said := task.guessing(document):
             yield f"The model of {name} {said}. {task.guessed_means}."
-    for name, document in documents.items():
-        if said := task.hardly(document):
-            yield f"{name} {said}."
+    yield from _together({name: said for name, of in documents.items() if (said := task.hardly(of))})
     if lost := [name for name, baseline in baselines.items() if task.diverged(baseline)]:
         yield (
             f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and "
@@ -346,6 +341,12 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
             f"The model of {', '.join(lost)} diverged: its scores are not finite, and {task.diverged_means}. "
             "Its figures are meaningless: give it a smaller learning rate."
         )
+
+
+def _together(told: Mapping[str, str]) -> Iterator[str]:
+    """What is said of several models, once, after their names."""
+    for said in dict.fromkeys(told.values()):
+        yield f"{', '.join(name for name, of in told.items() if of == said)} {said}."
 
 
 def _record_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:

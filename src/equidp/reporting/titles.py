@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from equidp.errors import EquidpError
@@ -53,3 +54,13 @@ def cost_title(metric: str) -> str:
     """A cost of privacy in a heading."""
     title = METRIC_TITLES[metric]
     return title if metric == "excess_loss" else f"cost in {title}"
+
+
+def figure_text(value: float, places: int, form: str = "", *, beside: float = 0.0) -> str:
+    """A figure with so many decimal places; from 10 on with fewer, as its digits before the point say as much.
+
+    `form` is a sign or a separator as Python writes them. `beside` is half of the figure's interval, with as many.
+    """
+    size = max(abs(value), abs(beside))
+    fewer = math.floor(math.log10(size)) if math.isfinite(size) and size >= 10 else 0
+    return f"{value:{form}.{max(0, places - fewer)}f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from equidp.data.sources import unit_noun
 from equidp.options import dotted, listed
 from equidp.reporting.privacy_report import privacy_sections, research_mode
 from equidp.reporting.released import released_page
@@ -76,8 +77,11 @@ def _declared(choice: Mapping[str, Any], privacy: Mapping[str, Any]) -> list[tup
         ("number of trials", f"drawn from {LAWS[law['law']]}, mean {law['mean']:g}"),
         ("score", f"{choice['score'].replace('_', ' ')} of the validation part, by a histogram with Gaussian noise"),
         *([] if privacy["target_epsilon"] is None else [("target of ε", privacy["target_epsilon"])]),
-        ("ε of choice and model, for a training record", epsilon_text(choice["epsilon_declared"])),
-        ("ε of choice and scores, for a validation record", cost),
+        (
+            f"ε of choice and model, for a training {unit_noun(privacy['unit'])}",
+            epsilon_text(choice["epsilon_declared"]),
+        ),
+        (f"ε of choice and scores, for a validation {unit_noun(held['unit'])}", cost),
         ("noise of the histogram, over its sensitivity", f"{held['mechanism']['noise_multiplier']:.6g}"),
     ]
 

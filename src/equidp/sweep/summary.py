@@ -22,7 +22,7 @@ from equidp.evaluation.seeds import over_seeds
 from equidp.reporting.page import html_report
 from equidp.reporting.rendering import linked
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.titles import COST_MEANS, METRIC_TITLES
+from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text
 from equidp.sweep.project import Cell, by_seed, differing, digest
 from equidp.sweep.tracked import Means
 from equidp.system.files import replacing
@@ -253,8 +253,9 @@ def _figure(line: pd.Series, name: str) -> str:
     mean, half = line[name], line[f"{name}±"]
     if mean is None or pd.isna(mean):
         return "–"
-    text = f"{mean:+.3f}" if name == "cost" else f"{mean:.3f}"
-    text = text if half is None or pd.isna(half) else f"{text}±{half:.3f}"
+    reach = 0.0 if half is None or pd.isna(half) else half
+    text = figure_text(mean, 3, "+" if name == "cost" else "", beside=reach)
+    text = text if half is None or pd.isna(half) else f"{text}±{figure_text(half, 3, beside=mean)}"
     seeds = line[f"{name}_seeds"]
     return text if seeds == line["seeds"] else f"{text} ({seeds})"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import LifecycleStage, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from mlflow.utils.time import get_current_time_millis
@@ -107,6 +107,7 @@ def _summarise(
             for start in range(0, len(shared), BATCH):
                 mlflow.log_batch(means, params=shared[start : start + BATCH])
             for cell in row.cells:
-                mlflow.set_tag(cell, MLFLOW_PARENT_RUN_ID, means)
+                if mlflow.get_run(cell).info.lifecycle_stage == LifecycleStage.ACTIVE:  # MLflow refuses a deleted one
+                    mlflow.set_tag(cell, MLFLOW_PARENT_RUN_ID, means)
             mlflow.set_terminated(means)
         mlflow.set_terminated(above)

@@ -26,6 +26,12 @@ Best = Mapping[str, Literal["lowest", "nearest to 0"]]
 """Of a metric, which value is best; the highest where nothing is said."""
 
 
+OUTDONE = (
+    "did better than the non-private baseline, by more than chance: that baseline can be trained better (a learning "
+    "rate of its own, sgd.options.learning_rate, or more training.epochs). Costs and gaps beside it are too small"
+)
+
+
 class LossOptions(TypedDict, total=False):
     """Settings of a loss; those that are none of its own have no effect."""
 
@@ -180,7 +186,7 @@ class Task(ABC):
         return not cls.diverged(baseline) and cls.guessing(baseline) is None
 
     @classmethod
-    def outdone(cls, document: Mapping[str, Any]) -> bool:
-        """Whether the private model of this `metrics.json` is better than its baseline, by more than chance."""
+    def outdone(cls, document: Mapping[str, Any]) -> str | None:
+        """What to say of the private model of this `metrics.json` if it beats its baseline by more than chance."""
         interval = document.get("cost_of_privacy", {}).get("intervals", {}).get("overall")
-        return interval is not None and interval[1] < 0
+        return OUTDONE if interval is not None and interval[1] < 0 else None

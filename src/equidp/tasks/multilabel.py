@@ -66,3 +66,14 @@ class MultiLabel(Task):
         if found is None or found > 0.5:
             return None
         return "has learnt nothing: its macro AUROC is not above 0.5, which a coin has"
+
+    @classmethod
+    def hardly(cls, figures: Mapping[str, Any]) -> str | None:
+        """By the label accuracy of one answer for everybody: of rare labels it is high, and no privacy costs it."""
+        usual, interval = figures.get("usual"), figures.get("intervals", {}).get("overall")
+        if usual is None or interval is None or interval[0] > usual or cls.guessing(figures):
+            return None
+        return (
+            f"did no better than each label's more frequent value for everybody (label accuracy {usual:.3f}), but for "
+            "chance: costs in label accuracy say little, so compare by AUROC"
+        )

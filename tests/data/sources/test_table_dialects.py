@@ -92,6 +92,28 @@ def test_missing_values_and_numbers_beyond_the_bounds_are_declared(tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_code_of_a_missing_value_is_one_of_its_own_column(tmp_path: Path, typed: bool) -> None:
+    """Nine hours a week are hours, where a 9 in another column is no answer."""
+    features = {"x": {**NUMBER, "missing": 50}, "hours": NUMBER}
+    frame = pd.DataFrame({"x": [9, -1, 20], "hours": [9, 9, 9], "health": [1, 2, 9]})
+    path = "t.parquet" if typed else "t.csv"
+    frame.to_parquet(tmp_path / path) if typed else frame.to_csv(tmp_path / path, index=False)
+    options = {"path": path, "features": features, "label": "health", "classes": ["1", "2"], "missing": "drop"}
+    found = records({**OPTIONS, **options, "na_values": {"x": ["-1"], "health": ["9"]}}, tmp_path)
+    assert found.features.tolist() == torch.tensor([[0.09, 0, 0.09], [0.5, 1, 0.09]]).tolist()
+    assert found.labels.tolist() == [0, 1]
+    with pytest.raises(EquidpError, match=r"No column 'heath' in .*Did you mean 'health'\?"):
+        records({**OPTIONS, **options, "na_values": {"heath": ["9"]}}, tmp_path)
+    with pytest.raises(EquidpError, match=r"na_values: '2' is also a declared value of 'health'; where it means"):
+        records({**OPTIONS, **options, "na_values": ["9", "2"]}, tmp_path)
+    with pytest.raises(EquidpError, match="every row misses a feature or the label"):
+        records({**OPTIONS, **options, "na_values": ["9"]}, tmp_path)
+    for wrong in ("9", [9], {"x": "9"}, {"x": [9]}):
+        with pytest.raises(EquidpError, match=r"'na_values' is not valid: give a list of texts in quotes, such as"):
+            records({**OPTIONS, **options, "na_values": wrong}, tmp_path)
+
+
 def _parquet(folder: Path) -> dict:
     FRAME.to_parquet(folder / "t.parquet")
     return {"path": "t.parquet"}

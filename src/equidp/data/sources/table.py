@@ -258,7 +258,8 @@ class Table(Source):
         """All columns that are read."""
         options = self.options
         named = [declared.column or name for name, declared in [*options.declared.items(), *options.groups.items()]]
-        return [*options.outcomes, *named, *filter(None, (options.text, options.unit, options.id, options.part))]
+        others = filter(None, (options.text, options.unit, options.id, options.part))
+        return [*options.outcomes, *named, *others, *(options.na_values if isinstance(options.na_values, dict) else ())]
 
     def _without_missing(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         needed = [*self.options.outcomes.items(), *self.options.declared.items()]

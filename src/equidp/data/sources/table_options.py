@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from equidp.data.cells import refuse_alike
 from equidp.data.columns import Bounded, Column, Named, Numeric, OfGroup
@@ -28,6 +28,14 @@ def _known_encoding(name: str) -> str:
         return codecs.lookup(name).name if name != "utf-8-sig" else name
     except LookupError:
         raise ValueError("Python knows no such encoding; common ones are utf-8, utf-16, latin-1 and cp1252") from None
+
+
+def _lists_of_texts(given: Any) -> Any:
+    """Said here, as pydantic would name the kinds that it tried."""
+    each = given.values() if isinstance(given, Mapping) else (given,)
+    if not all(isinstance(one, list | tuple) and all(isinstance(text, str) for text in one) for one in each):
+        raise ValueError('give a list of texts in quotes, such as ["9"], or one for each column: {health: ["9"]}')
+    return given
 
 
 Sign = Annotated[str, Field(min_length=1, max_length=1)]
@@ -62,7 +70,8 @@ class TableOptions(SourceOptions):
         catalog: an entry of the Kedro catalog that gives a DataFrame, in place of `path`.
         separator, decimal, thousands, encoding: as for `pandas.read_csv`.
         columns: names of a file without a header row.
-        na_values: further texts, or numbers, that mean a missing value.
+        na_values: further texts, or numbers, that mean a missing value: in every column, or a list for each column that
+            has some.
         label: column of the label.
         classes: its values, in label order; or names of those of `class_map` or of the bands of `class_edges`.
         ordered: the classes have an order, the one in which they are declared, and it counts (`ordinal`).
@@ -98,7 +107,7 @@ class TableOptions(SourceOptions):
     thousands: Literal[""] | Sign = ""
     encoding: Annotated[str, AfterValidator(_known_encoding)] = "utf-8-sig"
     columns: tuple[str, ...] = ()
-    na_values: tuple[str, ...] = ()
+    na_values: Annotated[tuple[str, ...] | dict[str, tuple[str, ...]], BeforeValidator(_lists_of_texts)] = ()
     label: str = ""
     classes: Classes = ()
     class_map: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -161,7 +170,18 @@ class TableOptions(SourceOptions):
             raise ValueError("tokenizer needs text, the column to read")
         check_sizes(self.classes, self.sizes, self.unit_sizes)
         check_ordered(self.classes, ordered=self.ordered)
+        self._missing_or_declared()
         return self
+
+    def _missing_or_declared(self) -> None:
+        for name, declared in {**self.groups, **self.declared, **self.outcomes}.items():
+            column = getattr(declared, "column", "") or name
+            given = self.na_values.get(column, ()) if isinstance(self.na_values, dict) else self.na_values
+            if isinstance(declared, Named) and (both := [text for text in declared.values if text in given]):
+                raise ValueError(
+                    f"na_values: {both[0]!r} is also a declared value of {column!r}; where it means a missing value in "
+                    f'other columns, name these: na_values: {{OTHER: ["{both[0]}"]}}'
+                )
 
     def _one_task(self) -> None:
         declared = [name for name in ("classes", "target", "counts", "labels") if getattr(self, name)]

@@ -67,6 +67,8 @@ def cost_against_baseline(
     baseline_scores: np.ndarray,
     test: Records,
     settings: Settings,
+    *,
+    algorithm: str,
 ) -> dict[str, Any]:
     """metrics.json of a private run: its figures, the baseline's, and the difference in every group."""
     task = task_of(test.schema)
@@ -76,7 +78,7 @@ def cost_against_baseline(
             "smaller than the one it had, by --params=sgd.options.learning_rate=…"
         )
     if task.diverged(evaluation):
-        logger.warning("The private model diverged, %s: lower training.learning_rate.", task.diverged_means)
+        logger.warning("The model of %s diverged, %s: lower training.learning_rate.", algorithm, task.diverged_means)
     document = metrics_document(evaluation, baseline)
     if task.measures(baseline):
         groups = group_arrays(test, settings.data.groups)
@@ -84,12 +86,8 @@ def cost_against_baseline(
             scores, baseline_scores, test.labels.numpy(), groups, units=_units(test)
         )
     told = task.guessing(baseline) or task.overshot(baseline) or task.guessing(evaluation)
-    if task.outdone(document) and not told:
-        logger.warning(
-            "The private model is more accurate than its non-private baseline, by more than chance: costs and gaps say "
-            "nothing while the baseline can do better. Give it a learning rate of its own, smaller or larger, by "
-            "--params=sgd.options.learning_rate=…, or more training.epochs."
-        )
+    if (said := task.outdone(document)) and not told:
+        logger.warning("%s %s.", algorithm, said)
     return document
 
 

@@ -16,11 +16,12 @@ def create_pipeline(algorithm: str) -> Pipeline:
     if algorithm == BASELINE:  # exact functions of training records: no noise on test counts covers them
         return wired([measure, (own, evaluation, metrics, f"metrics_of_{algorithm}")], "evaluation")
     both = [evaluation, f"{BASELINE}.evaluation", scores, f"{BASELINE}.scores", "test", "settings"]
+    compare = given(nodes.cost_against_baseline, algorithm=algorithm)
     release = given(nodes.release_figures, algorithm=algorithm)
     read = [scores, "test", "train", f"{algorithm}.workplace", "settings"]
     rows = [
         measure,
-        (nodes.cost_against_baseline, both, metrics, f"cost_of_privacy_{algorithm}"),
+        (compare, both, metrics, f"cost_of_privacy_{algorithm}"),
         (release, read, f"{algorithm}.metrics_release", f"release_figures_{algorithm}"),
     ]
     return wired(rows, "evaluation")

@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from equidp.algorithms import BASELINE
+from equidp.data.records import MIN_TEST_RECORDS
 from equidp.reporting.figures.drawing import METRIC_NAMES, capital, gaps
 from equidp.reporting.style import HEIGHT, ROW_HEIGHT, Look, bars, categories, colours, figure, label, looks
 from equidp.reporting.tables import PARTS, group_figures, group_intervals, marked, with_baseline
@@ -94,8 +95,19 @@ def _grouped_bars(
             hover, values = [f"{count} test records" for count in of["count"]], gaps(of[column])
             chart.add_trace(bars(look, of["group"], values, _reach(values, list(of["ends"])), hovertext=hover))
         chart.update_layout(barmode="group")
+        _room_for_sure(chart, rows.values(), column)
     categories(chart, frame["group"])
     return chart
+
+
+def _room_for_sure(chart: go.Figure, rows: Iterable[pd.DataFrame], column: str) -> None:
+    """Let intervals of groups with few test records leave the figure, where they would squeeze all bars."""
+    every = [of for row in rows for of in zip(row[column], row["ends"], row["count"], strict=True)]
+    sure = [end for _, pair, count in every if pair and count >= MIN_TEST_RECORDS for end in pair]
+    seen = [0.0, *(value for value, _, _ in every if pd.notna(value)), *sure]
+    if any(pair[0] < min(seen) or pair[1] > max(seen) for _, pair, _ in every if pair):
+        room = 0.05 * (max(seen) - min(seen))
+        chart.update_yaxes(range=[min(seen) - room * (min(seen) < 0), max(seen) + room])
 
 
 def _colour_map(chart: go.Figure, rows: Mapping[Look, pd.DataFrame], column: str) -> None:

@@ -236,7 +236,13 @@ def _encoding(options: Mapping[str, Any]) -> dict[str, Any]:
     features = (options.get("features") or {}).items()
     used = {feature.get("group") or name for name, feature in features if feature["kind"] == "group"}
     groups = _only(options.get("groups") or {}, sorted(used))
-    return _only(options, ENCODING) | ({"groups": groups} if groups else {})
+    encoding = _only(options, ENCODING) | ({"groups": groups} if groups else {})
+    if isinstance(by_column := encoding.get("na_values"), Mapping):
+        read = {of.get("column") or name for name, of in (*features, *groups.items())}
+        encoding["na_values"] = _only(
+            by_column, sorted({*read, options.get("label") or "", *(options.get("labels") or ())})
+        )
+    return encoding
 
 
 def _packages(privacy: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from equidp.reporting.attack import ALARMS, ATTACKS, factor_text, from_curve, lo
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
 from equidp.reporting.statement_sections import epsilon_text
+from equidp.tasks import CLASSIFICATION
 
 OTHER_ATTACKS = Line(
     "other_attacks",
@@ -26,6 +27,7 @@ NOT_AUDITED = (
     "No audit of this training is at hand. The pipeline audit makes one, with the run's settings, `run_label` and the "
     "word for the unit included; the pipeline release then writes this folder again."
 )
+NOT_OF_THIS_TASK = "No audit of this training is at hand: the pipeline audit is for classification."
 NOT_OF_A_CHOICE = "No audit is of the choice among trials, or of the training that was chosen."
 
 MEASURED_INSIDE = (
@@ -93,6 +95,8 @@ def _measured(facts: Facts) -> list[Line]:
     if audit is None:
         missing = {"audit": "Lower bound on ε by an attack", "membership": "Membership inference per group"}
         said = NOT_OF_A_CHOICE if "tuning" in facts.privacy else NOT_AUDITED
+        if facts.schema.get("task", CLASSIFICATION) != CLASSIFICATION:
+            said = NOT_OF_THIS_TASK
         return [*(Line(key, question, said, open=True) for key, question in missing.items()), OTHER_ATTACKS]
     planted = "Lower bound on ε by an attack with planted gradients"
     lines = [_canaries("audit", planted, audit["gradient_canaries"], "records of the auditor's own")]
