@@ -80,6 +80,12 @@ def test_no_curve_says_more_than_nothing_where_epsilon_is_large() -> None:
     assert trade_off([Event(0.5, 1e-3, 100)], DELTA, 1e6) is None
 
 
+def test_a_tangent_too_steep_for_a_float_is_one_of_no_use() -> None:
+    curve = TradeOff((0.0, 1.0, 1500.0), (0.9, 0.4, DELTA), DELTA, "rdp")
+    assert curve.to_dict()["misses"] == TradeOff((0.0, 1.0), (0.9, 0.4), DELTA, "rdp").to_dict()["misses"]
+    assert curve.misses(0.0) == 1 - DELTA
+
+
 def test_a_curve_by_renyi_divergence_lies_below_the_one_by_privacy_loss() -> None:
     events, order, total = [Event(1.0, 4.0)], 12, 12 / 32  # D_α = α/(2σ²)
     value = epsilon_of(total, order, DELTA)

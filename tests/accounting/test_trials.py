@@ -10,6 +10,7 @@ from typing import Any
 import dp_accounting as dp
 import numpy as np
 import pytest
+import yaml
 from scipy.stats import norm
 
 from equidp.accounting.calibration import smallest_noise_of_few
@@ -184,6 +185,11 @@ def test_noise_is_calibrated_for_all_trials_and_the_path_ends_in_their_epsilon(t
     path = algorithm.epsilon_path(plan)
     assert path == sorted(path)
     assert path[-1] == pytest.approx(algorithm.epsilon(plan).value, rel=1e-9)
+
+
+@pytest.mark.parametrize("trials", [Trials(3), Trials(law="geometric", mean=10)])
+def test_epsilon_is_a_plain_number_as_a_cards_header_takes_no_other(trials: Trials) -> None:
+    assert yaml.safe_load(yaml.safe_dump(trials.epsilon([Event(0.05, 1.0, 100)], 1e-5).value)) > 1
 
 
 def test_budgets_of_several_trials_add_up_at_one_order() -> None:

@@ -144,6 +144,11 @@ class TestEstimate:
         assert spoilt[0] == spoilt[1]
         assert 0 < clean - spoilt[0] <= 1.0  # one record's clipped norm, no more
 
+    @pytest.mark.parametrize("options", [{"clip_multiplier": 2.0}, {"external_clip_norm": 4.0}])
+    def test_settings_of_adaptive_clipping_are_refused_without_it(self, options: dict[str, float]) -> None:
+        with pytest.raises(EquidpError, match=r"dpis\.options is not valid: .* no effect unless adaptive_clip is true"):
+            algorithm_settings("dpis", options)
+
     def test_adaptive_clipping_follows_the_mean_norm(self, lab: Any) -> None:
         # C_2 = max(0.01·C_1, λ·Σ min(n, C*)/N), C* = 4·C_1, and no K* in the last epoch
         trainer = self.started(lab, adaptive_clip=True, clip_multiplier=0.5)

@@ -326,8 +326,15 @@ class TestStopping:
 
     @pytest.mark.parametrize("options", [{"stop_on": "published_epsilon"}, {"published_epsilon": 3.0}])
     def test_rule_and_figure_belong_together(self, options: dict[str, Any]) -> None:
-        with pytest.raises(EquidpError, match="belong together"):
+        with pytest.raises(EquidpError, match=r"sa_dpsgd\.options is not valid: .* belong together"):
             algorithm_settings("sa_dpsgd", options)
+
+    @pytest.mark.parametrize("options", [{"loss_bound": 2.0}, {"energy_noise_multiplier": "5x", "energy": "test"}])
+    def test_settings_of_a_private_energy_are_refused_beside_another(self, options: dict[str, Any]) -> None:
+        with pytest.raises(EquidpError, match="has no effect unless energy is private"):
+            algorithm_settings("sa_dpsgd", options)
+        with pytest.raises(EquidpError, match="has no effect unless energy is private"):
+            algorithm_settings("custom", {"acceptance": {"name": "annealing", **options}}).build()
 
     def test_the_published_figure_says_that_it_is_none(self, lab: Any) -> None:
         run = lab.trained("sa_dpsgd", plan=lab.plan(epochs=5), learning_rate=5.0)

@@ -176,6 +176,41 @@ def test_models_that_keep_records_apart_are_not_refused(model: nn.Module, featur
     assert norms[[0, 1, 2, 3, 4, 6]].isfinite().all()
 
 
+class Places(nn.Module):
+    """One layer at every place of a sequence, whose norms come from Gram matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(40, 40), nn.Linear(40, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).sum(1))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("owners", [None, torch.tensor([0, 1, 1, 2])], ids=["records", "units"])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Linear(6, 3), (6,)),
+        (Places, (3, 40)),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3)), (1, 8, 8)),
+    ],
+    ids=["linear", "places", "convolution"],
+)
+def test_a_record_of_huge_features_and_no_gradient_is_no_fault_of_the_model(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], owners: Tensor | None, place: int
+) -> None:
+    """Its norm is raised by what its features make of squares too small for float32; to refuse it would tell of it."""
+    torch.manual_seed(0)
+    model, features = make(), torch.randn(4, *shape)
+    features[place] *= 1e12
+    labels = model(features).argmax(1)
+    labels[1 - place] = (labels[1 - place] + 1) % 3
+    norms = GradientEngine(model, cross_entropy).norms(features, labels, owners=owners)
+    assert norms.isfinite().all()
+
+
 def test_a_model_is_tried_again_only_by_a_batch_of_twice_as_many_records(monkeypatch) -> None:
     tried = []
 

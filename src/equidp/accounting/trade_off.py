@@ -41,6 +41,9 @@ ROUND_RATES = (1e-3, 0.01, 0.05, 0.1)
 
 DIGITS = 6
 
+STEEPEST = 700.0
+"""The largest ε of which e^ε is taken."""
+
 
 @dataclass(frozen=True)
 class TradeOff:
@@ -58,9 +61,14 @@ class TradeOff:
     delta: float
     bound: str
 
+    @cached_property
+    def slopes(self) -> np.ndarray:
+        """e^ε, `[k]`. One that is no number any more is lowered: its tangent is above 0 at no rate above 1e-304."""
+        return np.exp(np.minimum(self.epsilons, STEEPEST))
+
     def misses(self, false_alarms: float) -> float:
         """f(α)."""
-        slopes, deltas = np.exp(self.epsilons), np.asarray(self.deltas)
+        slopes, deltas = self.slopes, np.asarray(self.deltas)
         first, second = 1 - deltas - slopes * false_alarms, (1 - deltas - false_alarms) / slopes
         return float(max(0.0, first.max(), second.max()))
 
@@ -71,7 +79,7 @@ class TradeOff:
     @cached_property
     def mu(self) -> float | None:
         """The smallest μ, rounded up to three digits; None where f reaches 0 at a rate of at least δ."""
-        slopes, deltas = np.exp(self.epsilons), np.asarray(self.deltas)
+        slopes, deltas = self.slopes, np.asarray(self.deltas)
         fixed = float(np.max((1 - deltas) / (1 + slopes)))  # c, from the tangent that comes first to the diagonal
         if fixed <= self.delta:
             return None
@@ -83,7 +91,7 @@ class TradeOff:
     def _corners(self) -> list[float]:
         """Where two neighbours of the tangents that matter meet: those on the lower hull of δ over e^ε."""
         hull: list[tuple[float, float]] = []
-        for slope, delta in sorted(zip(np.exp(self.epsilons), self.deltas, strict=True)):
+        for slope, delta in sorted(zip(self.slopes, self.deltas, strict=True)):
             while len(hull) > 1 and _meet(hull[-2], (slope, delta)) >= _meet(hull[-2], hull[-1]):
                 hull.pop()
             if not hull or slope > hull[-1][0]:

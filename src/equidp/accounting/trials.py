@@ -129,7 +129,7 @@ class Trials:
         """
         if self.law is None:
             return epsilon(self.charged(run, planned), delta)
-        return Epsilon(self._selected(run).get_epsilon(delta), None)
+        return Epsilon(float(self._selected(run).get_epsilon(delta)), None)
 
     def live_epsilon(self, run: Sequence[Event], delta: float) -> float:
         """A quick bound on `epsilon` of trials that are all as far as this one, for a run that is under way."""

@@ -41,10 +41,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from equidp.accounting.budget import renyi, smallest
@@ -117,6 +117,11 @@ class ImportanceSampler(Budgeted):
     """C*; 4·C_1 unless given."""
     declared_records: Annotated[int, Field(ge=1)] | None = None
     """N_0, where the number of records is private too; the plan's N unless given."""
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        refuse_idle(self)
+        return self
 
     def adapt(self, plan: Plan) -> Plan:
         """Steps and rates follow from N_0."""
@@ -334,6 +339,18 @@ def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Publ
     return Published(value, formula, guarantee=False)
 
 
+def refuse_idle(settings: ImportanceSampler | DPIS) -> None:
+    """Refuse settings of the adaptive bound where there is none.
+
+    Raises:
+        ValueError: for such settings, to be reported by their class.
+    """
+    fields = type(settings).model_fields
+    for name in ("clip_multiplier", "external_clip_norm"):
+        if not settings.adaptive_clip and getattr(settings, name) != fields[name].default:
+            raise ValueError(f"{name} has no effect unless adaptive_clip is true")
+
+
 class DPIS(AlgorithmSettings):
     """Settings of DPIS."""
 
@@ -361,6 +378,11 @@ class DPIS(AlgorithmSettings):
     inside what reveals it: groups.csv and the pages (sizes of groups), files of sgd and of other algorithms (N), and,
     if the test part is drawn, the number of test records in metrics.json and MLflow, which is `data.test_fraction` of
     all."""
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        refuse_idle(self)
+        return self
 
     def build(self) -> Algorithm:
         """Importance sampling, constant length, noise within a budget."""

@@ -58,9 +58,8 @@ class Annealing(Acceptance):
     """The ε, by the paper's count, at which `stop_on: published_epsilon` stops."""
 
     @model_validator(mode="after")
-    def _stop_has_a_target(self) -> Self:
-        if (self.stop_on == "published_epsilon") != (self.published_epsilon is not None):
-            raise ValueError("stop_on=published_epsilon and a value of published_epsilon belong together")
+    def _go_together(self) -> Self:
+        refuse_idle(self)
         return self
 
     @property
@@ -226,6 +225,20 @@ def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Publ
     return Published(published_count(plan, algorithm.sampler.sampling_rate(plan), accepted), formula, guarantee=False)
 
 
+def refuse_idle(settings: Annealing | SADPSGD) -> None:
+    """Refuse settings without one that they belong to.
+
+    Raises:
+        ValueError: for such settings, to be reported by their class.
+    """
+    if (settings.stop_on == "published_epsilon") != (settings.published_epsilon is not None):
+        raise ValueError("stop_on=published_epsilon and a value of published_epsilon belong together")
+    fields = type(settings).model_fields
+    for name in ("energy_noise_multiplier", "loss_bound"):
+        if settings.energy != "private" and getattr(settings, name) != fields[name].default:
+            raise ValueError(f"{name} has no effect unless energy is private")
+
+
 class SADPSGD(AlgorithmSettings):
     """Settings of SA-DPSGD."""
 
@@ -251,8 +264,8 @@ class SADPSGD(AlgorithmSettings):
     have taken."""
 
     @model_validator(mode="after")
-    def _annealing_holds(self) -> Self:
-        self.annealing()
+    def _go_together(self) -> Self:
+        refuse_idle(self)
         return self
 
     def annealing(self) -> Annealing:

@@ -179,7 +179,7 @@ class Convolutions(Term):
         if self._positions > MANY:
             return super().overstatement()
         inputs, backprops = (summed(list(map(_squares, part))) for part in (self.images, self.backprops))
-        return gram_overstatement(self.kernel.seen * inputs * backprops, self.width)
+        return gram_overstatement(self.kernel.seen * inputs, backprops, self.width)
 
     def _form(self, start: int, stop: int, out: Tensor) -> None:
         """Write the gradients of some records, summed over the calls, to `out [m, numel]`."""

@@ -29,10 +29,10 @@ class Lookups(Term):
         return norms_of(self.backprops).sqrt().sum(1)
 
     def overstatement(self) -> Tensor:
-        positions = self.ids.shape[1]
-        if positions > MANY:
+        if self.ids.shape[1] > MANY:
             return super().overstatement()
-        return gram_overstatement(positions * norms_of(self.backprops).sum(1), self.backprops.shape[2])
+        backprops = norms_of(self.backprops).sum(1)
+        return gram_overstatement(torch.full_like(backprops, self.ids.shape[1]), backprops, self.backprops.shape[2])
 
     def _read_rows(self, some: slice) -> Tensor:
         """`[m, P·D]`: gradients of the rows that a record reads, others left out; with all digits."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equidp.gradients import compiled
 from equidp.gradients.compiled import CompiledGradients
-from equidp.gradients.rounding import LOST, alike, gram_norms, gram_overstatement, norms_of
+from equidp.gradients.rounding import LOST, alike, beside_lost, gram_norms, gram_overstatement, norms_of
 from equidp.gradients.terms import (
     MANY,
     Term,
@@ -34,6 +34,9 @@ class Outer(Term):
         # a factor of lost squares would be multiplied by the other, which may be huge: each has its own share back
         squared = norms_of(self.inputs) * self.backprops.squared_norms()
         return squared.add_(LOST)
+
+    def overstatement(self) -> Tensor:
+        return beside_lost(norms_of(self.inputs), self.backprops.squared_norms())
 
     def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         inputs, backprops = weighted(self.inputs, self.backprops.values, weights, silent)
@@ -85,7 +88,7 @@ class Products(Term):
         return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum(1)
 
     def overstatement(self) -> Tensor:
-        return gram_overstatement(norms_of(self.inputs).sum(1) * norms_of(self.backprops).sum(1), self.width)
+        return gram_overstatement(norms_of(self.inputs).sum(1), norms_of(self.backprops).sum(1), self.width)
 
     @property
     def width(self) -> int:

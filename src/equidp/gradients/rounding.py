@@ -89,13 +89,19 @@ def gram_slack(width: int) -> float:
     return max(SLACK, PER_PRODUCT * width)
 
 
-def gram_overstatement(size: Tensor, width: int) -> Tensor:
-    """`[b]`: by how much `gram_norms` may be too large, where terms of this size cancel.
+def gram_overstatement(left: Tensor, right: Tensor, width: int) -> Tensor:
+    """`[b]`: by how much `gram_norms` may be too large, of Gram matrices whose diagonals have these sums `[b]`.
 
     It raises a sum by what rounding may have taken from it; rounding may as well have added so much. How much it really
-    adds or takes depends on the processor.
+    adds or takes depends on the processor. And it adds what may have been lost, which shows where one factor is nothing
+    and the other is huge.
     """
-    return 2 * gram_slack(width) * size
+    return 2 * gram_slack(width) * left * right + beside_lost(left, right)
+
+
+def beside_lost(left: Tensor, right: Tensor) -> Tensor:
+    """`[b]`: the most that entries too small for float32 can add, multiplied by the other matrix's entries."""
+    return LOST * 2.0**26 * (left + right + 1)
 
 
 def gram_norms(left: Tensor, right: Tensor, width: int) -> Tensor:
@@ -109,7 +115,7 @@ def gram_norms(left: Tensor, right: Tensor, width: int) -> Tensor:
     """
     total = left.diagonal(dim1=1, dim2=2).sum(1), right.diagonal(dim1=1, dim2=2).sum(1)
     size = total[0] * total[1]
-    sums = (left * right).sum((1, 2)) + LOST * 2.0**26 * (total[0] + total[1] + 1)
+    sums = (left * right).sum((1, 2)) + beside_lost(*total)
     known, slack = sums.clamp(min=0), gram_slack(width)
     few = CANCELLATION * slack / SLACK  # so that where nothing is added any more, less than a thousandth may be lost
     return torch.where(sums < few * size, known + slack * (size - known / few), sums)

@@ -73,7 +73,10 @@ class UnitSums(Gradients):
         return room.index_add_(0, self._units.owners, sizes_of(self._terms).float())
 
     def overstatement(self) -> Tensor:
-        return SLACK * self._sizes().square() / self._units.counts.square()
+        counts, larger = self._units.counts, SLACK * self._sizes().square()
+        if self._single is not None:
+            larger += self._single.overstatement()[counts.cumsum(0) - 1]
+        return larger / counts.square()
 
     def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         counts = self._units.counts
