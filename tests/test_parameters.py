@@ -69,11 +69,11 @@ def test_an_algorithm_is_built_once() -> None:
         assert settings.algorithm(name).name == name
 
 
-def test_algorithms_are_built_by_the_settings_where_a_rank_begins_and_to_look_for_a_rate_only() -> None:
+def test_algorithms_are_built_by_the_settings_where_a_rank_begins_for_a_loop_of_ones_own_and_for_a_rate_only() -> None:
     root = Path(equidp.__file__).parent
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
     built = {name for name, path in files.items() if not name.startswith("algorithms/") and _builds(path)}
-    assert built == {"parameters/resolved.py", "training/request.py", "starting_rate.py"}
+    assert built == {"parameters/resolved.py", "training/request.py", "training/private.py", "starting_rate.py"}
 
 
 def _builds(path: Path) -> bool:
