@@ -79,11 +79,11 @@ def records_of(name: str, options: str, raw: Path, mapped: str | None = None) ->
     chosen = source(name, json.loads(options))
     files = chosen.locate(raw)
     if mapped is None:
-        return chosen.read(files)
+        return chosen.records(files)
     facts = [name, options, files.fingerprint, features.fingerprint(*json.loads(mapped))]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return encoding.kept(
-        ROOT / "data" / "04_feature" / name, key, lambda: features.extract(chosen.read(files), *json.loads(mapped))
+        ROOT / "data" / "04_feature" / name, key, lambda: features.extract(chosen.records(files), *json.loads(mapped))
     )
 
 
