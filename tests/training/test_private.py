@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
@@ -36,6 +37,20 @@ class Items(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         return FEATURES[i], int(LABELS[i])
+
+
+class Turned(Items):
+    """With a random transform, as for training with batches of a DataLoader."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return FEATURES[i].flip(0) if torch.rand(()) < 0.5 else FEATURES[i], int(LABELS[i])
+
+
+class Stream(IterableDataset[tuple[Tensor, int]]):
+    """One record after the other."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return zip(FEATURES, LABELS.tolist(), strict=True)
 
 
 def network() -> nn.Module:
@@ -79,7 +94,7 @@ def test_it_is_the_loop_that_one_would_put_together(
 ) -> None:
     expected = by_hand(name, options, ids, number, classes)
     asked = {**ASKED, **given, "algorithm": name, "options": options, "optimizer": "adam", "average": 0.9, "seed": 7}
-    for data in ((FEATURES, LABELS), TensorDataset(FEATURES, LABELS), Items()):
+    for data in ((FEATURES, LABELS), TensorDataset(FEATURES, LABELS), Items(), Stream()):
         assert torch.equal(weights(make_private(network(), data, LOSS, **asked)), expected)
 
 
@@ -121,6 +136,18 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
         ({"options": {"clip": 1}}, "'clip'. Did you mean 'clip_norm'"),
         ({"epsilon": 1.0}, "exactly one of privacy.epsilon and privacy.noise_multiplier"),
         ({"algorithm": "sa_dpsgd"}, "needs public records"),
+        ({"algorithm": "sgd"}, "sgd is not private"),  # its ε would be 0
+        ({"algorithm": "dpsgd_tanh"}, "dpsgd_tanh is for models of the registry"),
+        ({"algorithm": "sa_dpsgd", "options": {"energy": "test"}}, "energy=test asks for test records"),
+        ({"algorithm": "dpsgd_scatter"}, "dpsgd_scatter is for models of the registry"),
+        (
+            {"algorithm": algorithm_settings("dpsgd", {}).build(), "options": {"clip_norm": 9.0}},
+            "dpsgd is built alread",
+        ),
+        ({"delta": 0.01}, "delta=0.01 is not below one over the 300 training records"),
+        ({"optimizer": torch.optim.SGD(network().parameters())}, "set trainer.optimizer to one of torch's"),
+        ({"algorithm": "dpsgd_f", "groups": GROUPS}, "The groups are a pair"),
+        ({"algorithm": "dpsgd_f", "groups": (GROUPS.tolist(), 2)}, "groups are a list: give a tensor"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None:
@@ -134,8 +161,34 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
         ((FEATURES, FEATURES[:, 2]), 2, r"labels are torch.float32 \[300\]: give \[300\] int64"),
         (TensorDataset(FEATURES), 0, "The data have 1 tensors: give features and labels"),
         ([{"x": FEATURES[0]}], 0, "Each item of the dataset must be features, as one tensor, and a label"),
+        ([], 0, "The dataset has no items"),
+        ((FEATURES.numpy(), LABELS), 0, "features: give a tensor .*, no ndarray"),
+        (DataLoader(Items()), 0, "give the dataset of the DataLoader, `loader.dataset`"),
+        (Turned(), 0, "The dataset draws at random"),
     ],
 )
 def test_data_without_labels_are_refused(data: Any, classes: int, words: str) -> None:
     with pytest.raises(EquidpError, match=words):
         make_private(network(), data, LOSS, **ASKED, classes=classes, seed=0)
+
+
+def test_amounts_that_a_dataset_gives_as_numbers_are_what_losses_take() -> None:
+    data = [(features, float(features[2])) for features in FEATURES]
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    trainer = make_private(model, data, nn.MSELoss(reduction="none"), **ASKED, seed=0)  # type: ignore[arg-type]
+    trainer.run_steps(1)
+    assert trainer.population.records.labels.dtype == torch.float32
+
+
+def test_nobody_can_foretell_dropout_but_of_a_seeded_run_anybody() -> None:
+    """Masks go to records by their places: were they known, one record more would shift those of all after it."""
+
+    def drawn(seed: int | None) -> Tensor:
+        torch.manual_seed(0)  # as every script begins
+        model = nn.Sequential(nn.Linear(4, 20), nn.Dropout(0.5), nn.Linear(20, 2))
+        make_private(model, (FEATURES, LABELS), LOSS, **ASKED, seed=seed)
+        return torch.rand(5)
+
+    assert not torch.equal(drawn(None), drawn(None))
+    assert torch.equal(drawn(7), drawn(7))
+    assert not torch.equal(drawn(7), drawn(8))
