@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
@@ -18,7 +21,7 @@ from equidp.mechanism.sampling import Examples, Population
 from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
-from equidp.training import make_private, plan_run
+from equidp.training import make_private, plan_run, spent
 
 FEATURES = torch.rand(300, 4, generator=torch.Generator().manual_seed(1))
 LABELS = (FEATURES[:, 0] > 0.7).long()
@@ -192,3 +195,47 @@ def test_nobody_can_foretell_dropout_but_of_a_seeded_run_anybody() -> None:
     assert not torch.equal(drawn(None), drawn(None))
     assert torch.equal(drawn(7), drawn(7))
     assert not torch.equal(drawn(7), drawn(8))
+
+
+def interrupted(name: str, steps: int, **asked: Any) -> Trainer:
+    """A trainer of which three steps were left behind their charge."""
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, algorithm=name, seed=0, **asked)
+    taken, descend = 0, trainer.optimizer.step
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    while not trainer.finished and trainer.steps_done < steps:
+        trainer.optimizer.step = stop if taken in (1, 2, 4) else descend  # type: ignore[method-assign]
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer.run_steps(1)
+        taken += 1
+    return trainer
+
+
+def test_epsilon_is_of_interrupted_steps_too() -> None:
+    for name in ("dpsgd", "dpsgd_quantile"):
+        trainer = interrupted(name, 10)
+        plan, charged = trainer.algorithm.epsilon(trainer.plan).value, trainer.ledger.events
+        assert sum(event.count for event in charged) == trainer.plan.steps + 3
+        assert spent(trainer) == epsilon(charged, trainer.plan.delta).value > plan
+        assert spent(interrupted(name, 4)) == plan  # it has seven charges, and could have gone on to ten
+
+
+@pytest.mark.parametrize("name", ["asc", "dpis"])
+def test_where_noise_follows_from_releases_epsilon_is_the_budget_and_not_of_what_was_charged(name: str) -> None:
+    trainer = interrupted(name, 10)
+    budget = trainer.algorithm.budget(trainer.plan)
+    assert budget is not None
+    assert spent(trainer) == budget.epsilon > epsilon(trainer.ledger.events, trainer.plan.delta).value
+    trainer.ledger.append(Event(1.0, 0.5))
+    with pytest.raises(EquidpError, match="more than the budget"):
+        spent(trainer)
+
+
+def test_where_the_length_follows_from_releases_the_plan_and_what_was_charged_count() -> None:
+    public = (torch.rand(40, 4), torch.arange(40) % 2)
+    options = {"stop_on": "published_epsilon", "published_epsilon": 2.0}
+    trainer = interrupted("sa_dpsgd", 10, public=public, options=options)
+    both = (*trainer.algorithm.events(trainer.plan), *trainer.ledger.events)
+    assert spent(trainer) == epsilon(both, trainer.plan.delta).value

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from equidp.accounting.events import beyond
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
@@ -64,7 +65,7 @@ def make_private(
     """A trainer of this model: `trainer.train()`, or `trainer.run_steps(1)` in a loop of your own.
 
     The plan, its noise, the Poisson batches, the ledger and the random streams are made to fit each other; ε is
-    `trainer.algorithm.epsilon(trainer.plan).value`. Torch's global generator, from which dropout draws, is seeded anew: where masks can be foretold, a
+    `spent(trainer)`. Torch's global generator, from which dropout draws, is seeded anew: where masks can be foretold, a
     record more shifts those of others. So do not seed it afterwards.
 
     Args:
@@ -136,6 +137,24 @@ def make_private(
         precision=precision,
         public=None if public is None else _moved(_examples(public), place),
     )
+
+
+def spent(trainer: Trainer) -> float:
+    """ε of a loop, wherever it stopped: of its whole plan, and of steps that were charged anew after an interruption.
+
+    The events of the ledger alone give none where noise or length follow from what was released.
+
+    Raises:
+        EquidpError: if the ledger is beyond the budget that ε is of.
+    """
+    algorithm, plan, charged = trainer.algorithm, trainer.plan, trainer.ledger.events
+    if algorithm.covers(plan, charged, trainer.steps_done):
+        return algorithm.epsilon(plan).value
+    if algorithm.budget(plan) is not None:
+        raise EquidpError(f"The ledger holds more than the budget of {algorithm.name}, which its ε is of.")
+    planned = algorithm.events(plan)
+    more = beyond(charged, planned) if algorithm.fixed else charged
+    return plan.trials.epsilon((*planned, *more), plan.delta).value
 
 
 def _refuse_other_uses(algorithm: Algorithm, optimizer: object) -> None:
