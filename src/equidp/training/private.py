@@ -76,11 +76,14 @@ def make_private(
             there are is public.
         loss: `(outputs [b, …], labels [b, …]) -> [b]`, the loss of each record.
         algorithm: a registry name with `options`, or an algorithm of your own; a private one, for your model.
-        epsilon, noise_multiplier: a target, or the noise: exactly one of them.
+        epsilon: a target, which the noise is solved for; or
+        noise_multiplier: σ, the noise.
         delta: δ; below one over the number of records.
-        epochs, batch_size: expected passes over the data, expected units in a batch.
-        average: as `training.average`; `trainer.released_model()` has the averaged weights.
+        epochs: expected passes over the data.
+        batch_size: expected units in a batch.
+        learning_rate: of the update, where the algorithm has none of its own.
         optimizer: a name, or a `Descent`; one of torch's may take its place in `trainer.optimizer`.
+        average: as `training.average`; `trainer.released_model()` has the averaged weights.
         classes: number of classes, where labels are `[N]` int64 from 0 on; it must not be taken from the data.
         groups: `[N]` int64 ids from 0 on, and how many groups there are, a number that must not be taken from the data.
             None: the classes, where their number is given, for algorithms that look at groups.
@@ -89,6 +92,7 @@ def make_private(
         seed: of a run that others may repeat, noise included; None: noise and batches of a cryptographic generator.
         device: `auto`, `cpu` or `cuda`.
         physical_batch_size: most units at once; None: all, or what a GPU's memory holds.
+        precision: `bf16` runs the model under autocast; norms and sums stay in float32.
 
     Raises:
         EquidpError: as `plan_run` and `Trainer`, for an algorithm that is not private, is of another model or looks at
