@@ -197,6 +197,13 @@ def test_nobody_can_foretell_dropout_but_of_a_seeded_run_anybody() -> None:
     assert not torch.equal(drawn(7), drawn(8))
 
 
+def test_what_is_called_after_an_epoch_need_not_return_columns() -> None:
+    seen: list[float] = []
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
+    rows = trainer.train(lambda row, _: seen.append(row["epoch"]), progress=False)
+    assert [row["epoch"] for row in rows] == seen == [1.0, 2.0]
+
+
 def interrupted(name: str, steps: int, **asked: Any) -> Trainer:
     """A trainer of which three steps were left behind their charge."""
     trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, algorithm=name, seed=0, **asked)
