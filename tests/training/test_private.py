@@ -150,6 +150,11 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
         ({"delta": 0.01}, "delta=0.01 is not below one over the 300 training records"),
         ({"optimizer": torch.optim.SGD(network().parameters())}, "set trainer.optimizer to one of torch's"),
         ({"algorithm": "dpsgd_f", "groups": GROUPS}, "The groups are a pair"),
+        (
+            {"algorithm": "dpsgd_f", "groups": (GROUPS, GROUPS.max() + 1)},
+            "kinds of groups there are is an int, not a Tensor",
+        ),
+        ({"algorithm": "dpsgd_f", "classes": 2.0}, "kinds of labels there are is an int, not a float"),
         ({"algorithm": "dpsgd_f", "groups": (GROUPS.tolist(), 2)}, "groups are a list: give a tensor"),
     ],
 )

@@ -200,6 +200,8 @@ def _groups(
 
 
 def _refuse_other_ids(what: str, ids: Tensor, number: int, records: int) -> None:
+    if not isinstance(number, int):
+        raise EquidpError(f"How many kinds of {what} there are is an int, not a {type(number).__name__}.")
     if not torch.is_tensor(ids):
         raise EquidpError(f"The {what} are a {type(ids).__name__}: give a tensor, such as torch.as_tensor makes.")
     if ids.dtype != torch.int64 or ids.shape != (records,):
