@@ -180,6 +180,15 @@ def test_data_without_labels_are_refused(data: Any, classes: int, words: str) ->
         make_private(network(), data, LOSS, **ASKED, classes=classes, seed=0)
 
 
+def test_items_are_what_a_dataset_gives() -> None:
+    class Halved(TensorDataset):
+        def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+            return FEATURES[i] / 2, LABELS[i]
+
+    given = make_private(network(), Halved(FEATURES, LABELS), LOSS, **ASKED, seed=0).population.records
+    assert torch.equal(given.features, FEATURES / 2)
+
+
 def test_amounts_that_a_dataset_gives_as_numbers_are_what_losses_take() -> None:
     data = [(features, float(features[2])) for features in FEATURES]
     model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))

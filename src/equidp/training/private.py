@@ -215,7 +215,7 @@ def _examples(data: Data) -> Examples:
         return data
     if isinstance(data, DataLoader):
         raise EquidpError("Batches are drawn here: give the dataset of the DataLoader, `loader.dataset`.")
-    if isinstance(data, TensorDataset):
+    if type(data) is TensorDataset:  # another kind of it may give its items changed
         data = data.tensors  # type: ignore[assignment]
     if isinstance(data, tuple):
         if len(data) != 2:
