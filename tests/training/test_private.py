@@ -145,7 +145,7 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
         ({"algorithm": "dpsgd_scatter"}, "dpsgd_scatter is for models of the registry"),
         (
             {"algorithm": algorithm_settings("dpsgd", {}).build(), "options": {"clip_norm": 9.0}},
-            "dpsgd is built alread",
+            "is built already",
         ),
         ({"delta": 0.01}, "delta=0.01 is not below one over the 300 training records"),
         ({"optimizer": torch.optim.SGD(network().parameters())}, "set trainer.optimizer to one of torch's"),
