@@ -18,9 +18,12 @@ from equidp.models import MODELS
 PAGE = Path(__file__).parents[1] / "docs" / "pytorch.md"
 
 
-def test_the_blocks_of_the_page_train_privately(monkeypatch):
+def test_the_blocks_of_the_page_train_privately(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(MODELS, "gated", None)  # the page's own: gone again afterwards
-    network, loop, attention, engine = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
+    network, loop, keeping, attention, engine = re.findall(
+        r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S
+    )
     names: dict[str, Any] = {"__name__": "docs"}
 
     def run(block: str) -> None:
@@ -39,6 +42,10 @@ def test_the_blocks_of_the_page_train_privately(monkeypatch):
     indifferent = names["poisson_loss"](visits.mean().log().expand(len(visits)), visits).mean()
     assert float(names["poisson_loss"](counts, visits).mean()) < float(indifferent)
     assert sum(event.count for event in names["trainer"].ledger.events) == names["trainer"].plan.steps
+
+    run(keeping)
+    assert names["ledger"].events == names["trainer"].ledger.events
+    names["trainer"].load_state_dict(names["kept"]["state"])
 
     run(attention)
     words = nn.Sequential(nn.Embedding(9, 8), names["Attention"](8, 2), nn.Flatten(), nn.Linear(40, 2))

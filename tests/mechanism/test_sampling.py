@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -86,6 +88,21 @@ def test_types_that_layers_do_not_take_are_refused() -> None:
         Examples(torch.zeros(6, 1, dtype=torch.float64), LABELS)
     with pytest.raises(EquidpError, match=r"labels are int32, .*: labels\.long\(\)"):
         Examples(torch.zeros(6, 1), LABELS.int())
+    with pytest.raises(EquidpError, match=r"labels are float64, .*: labels\.float\(\)"):
+        Examples(torch.zeros(6, 1), LABELS.double())
+
+
+@pytest.mark.parametrize(
+    ("unit", "told"),
+    [
+        (torch.tensor([0.0, 0.0, 1.0, 1.0, torch.nan, torch.nan]), r"units are torch.float32 \[6\]"),  # two persons?
+        (torch.arange(6).unsqueeze(1), r"units are torch.int64 \[6, 1\]"),
+        ([0, 0, 1, 1, 2, 2], "unit: give a tensor .*, no list"),
+    ],
+)
+def test_units_are_numbers_one_for_each_record(unit: Any, told: str) -> None:
+    with pytest.raises(EquidpError, match=told):
+        Examples(torch.zeros(6, 1), LABELS, unit)
 
 
 def test_a_column_of_units_that_does_not_fit_is_refused_where_it_is_used() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
@@ -17,7 +21,7 @@ from equidp.mechanism.sampling import Examples, Population
 from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
-from equidp.training import make_private, plan_run
+from equidp.training import make_private, plan_run, spent
 
 FEATURES = torch.rand(300, 4, generator=torch.Generator().manual_seed(1))
 LABELS = (FEATURES[:, 0] > 0.7).long()
@@ -36,6 +40,20 @@ class Items(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         return FEATURES[i], int(LABELS[i])
+
+
+class Turned(Items):
+    """With a random transform, as for training with batches of a DataLoader."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return FEATURES[i].flip(0) if torch.rand(()) < 0.5 else FEATURES[i], int(LABELS[i])
+
+
+class Stream(IterableDataset[tuple[Tensor, int]]):
+    """One record after the other."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return zip(FEATURES, LABELS.tolist(), strict=True)
 
 
 def network() -> nn.Module:
@@ -79,7 +97,7 @@ def test_it_is_the_loop_that_one_would_put_together(
 ) -> None:
     expected = by_hand(name, options, ids, number, classes)
     asked = {**ASKED, **given, "algorithm": name, "options": options, "optimizer": "adam", "average": 0.9, "seed": 7}
-    for data in ((FEATURES, LABELS), TensorDataset(FEATURES, LABELS), Items()):
+    for data in ((FEATURES, LABELS), TensorDataset(FEATURES, LABELS), Items(), Stream()):
         assert torch.equal(weights(make_private(network(), data, LOSS, **asked)), expected)
 
 
@@ -121,6 +139,23 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
         ({"options": {"clip": 1}}, "'clip'. Did you mean 'clip_norm'"),
         ({"epsilon": 1.0}, "exactly one of privacy.epsilon and privacy.noise_multiplier"),
         ({"algorithm": "sa_dpsgd"}, "needs public records"),
+        ({"algorithm": "sgd"}, "sgd is not private"),  # its ε would be 0
+        ({"algorithm": "dpsgd_tanh"}, "dpsgd_tanh is for models of the registry"),
+        ({"algorithm": "sa_dpsgd", "options": {"energy": "test"}}, "energy=test asks for test records"),
+        ({"algorithm": "dpsgd_scatter"}, "dpsgd_scatter is for models of the registry"),
+        (
+            {"algorithm": algorithm_settings("dpsgd", {}).build(), "options": {"clip_norm": 9.0}},
+            "is built already",
+        ),
+        ({"delta": 0.01}, "delta=0.01 is not below one over the 300 training records"),
+        ({"optimizer": torch.optim.SGD(network().parameters())}, "set trainer.optimizer to one of torch's"),
+        ({"algorithm": "dpsgd_f", "groups": GROUPS}, "The groups are a pair"),
+        (
+            {"algorithm": "dpsgd_f", "groups": (GROUPS, GROUPS.max() + 1)},
+            "kinds of groups there are is an int, not a Tensor",
+        ),
+        ({"algorithm": "dpsgd_f", "classes": 2.0}, "kinds of labels there are is an int, not a float"),
+        ({"algorithm": "dpsgd_f", "groups": (GROUPS.tolist(), 2)}, "groups are a list: give a tensor"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None:
@@ -134,8 +169,94 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
         ((FEATURES, FEATURES[:, 2]), 2, r"labels are torch.float32 \[300\]: give \[300\] int64"),
         (TensorDataset(FEATURES), 0, "The data have 1 tensors: give features and labels"),
         ([{"x": FEATURES[0]}], 0, "Each item of the dataset must be features, as one tensor, and a label"),
+        ([], 0, "The dataset has no items"),
+        ((FEATURES.numpy(), LABELS), 0, "features: give a tensor .*, no ndarray"),
+        (DataLoader(Items()), 0, "give the dataset of the DataLoader, `loader.dataset`"),
+        (Turned(), 0, "The dataset draws at random"),
     ],
 )
 def test_data_without_labels_are_refused(data: Any, classes: int, words: str) -> None:
     with pytest.raises(EquidpError, match=words):
         make_private(network(), data, LOSS, **ASKED, classes=classes, seed=0)
+
+
+def test_items_are_what_a_dataset_gives() -> None:
+    class Halved(TensorDataset):
+        def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+            return FEATURES[i] / 2, LABELS[i]
+
+    given = make_private(network(), Halved(FEATURES, LABELS), LOSS, **ASKED, seed=0).population.records
+    assert torch.equal(given.features, FEATURES / 2)
+
+
+def test_amounts_that_a_dataset_gives_as_numbers_are_what_losses_take() -> None:
+    data = [(features, float(features[2])) for features in FEATURES]
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    trainer = make_private(model, data, nn.MSELoss(reduction="none"), **ASKED, seed=0)  # type: ignore[arg-type]
+    trainer.run_steps(1)
+    assert trainer.population.records.labels.dtype == torch.float32
+
+
+def test_nobody_can_foretell_dropout_but_of_a_seeded_run_anybody() -> None:
+    """Masks go to records by their places: were they known, one record more would shift those of all after it."""
+
+    def drawn(seed: int | None) -> Tensor:
+        torch.manual_seed(0)  # as every script begins
+        model = nn.Sequential(nn.Linear(4, 20), nn.Dropout(0.5), nn.Linear(20, 2))
+        make_private(model, (FEATURES, LABELS), LOSS, **ASKED, seed=seed)
+        return torch.rand(5)
+
+    assert not torch.equal(drawn(None), drawn(None))
+    assert torch.equal(drawn(7), drawn(7))
+    assert not torch.equal(drawn(7), drawn(8))
+
+
+def test_what_is_called_after_an_epoch_need_not_return_columns() -> None:
+    seen: list[float] = []
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
+    rows = trainer.train(lambda row, _: seen.append(row["epoch"]), progress=False)
+    assert [row["epoch"] for row in rows] == seen == [1.0, 2.0]
+
+
+def interrupted(name: str, steps: int, **asked: Any) -> Trainer:
+    """A trainer of which three steps were left behind their charge."""
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, algorithm=name, seed=0, **asked)
+    taken, descend = 0, trainer.optimizer.step
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    while not trainer.finished and trainer.steps_done < steps:
+        trainer.optimizer.step = stop if taken in (1, 2, 4) else descend  # type: ignore[method-assign]
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer.run_steps(1)
+        taken += 1
+    return trainer
+
+
+def test_epsilon_is_of_interrupted_steps_too() -> None:
+    for name in ("dpsgd", "dpsgd_quantile"):
+        trainer = interrupted(name, 10)
+        plan, charged = trainer.algorithm.epsilon(trainer.plan).value, trainer.ledger.events
+        assert sum(event.count for event in charged) == trainer.plan.steps + 3
+        assert spent(trainer) == epsilon(charged, trainer.plan.delta).value > plan
+        assert spent(interrupted(name, 4)) == plan  # it has seven charges, and could have gone on to ten
+
+
+@pytest.mark.parametrize("name", ["asc", "dpis"])
+def test_where_noise_follows_from_releases_epsilon_is_the_budget_and_not_of_what_was_charged(name: str) -> None:
+    trainer = interrupted(name, 10)
+    budget = trainer.algorithm.budget(trainer.plan)
+    assert budget is not None
+    assert spent(trainer) == budget.epsilon > epsilon(trainer.ledger.events, trainer.plan.delta).value
+    trainer.ledger.append(Event(1.0, 0.5))
+    with pytest.raises(EquidpError, match="more than the budget"):
+        spent(trainer)
+
+
+def test_where_the_length_follows_from_releases_the_plan_and_what_was_charged_count() -> None:
+    public = (torch.rand(40, 4), torch.arange(40) % 2)
+    options = {"stop_on": "published_epsilon", "published_epsilon": 2.0}
+    trainer = interrupted("sa_dpsgd", 10, public=public, options=options)
+    both = (*trainer.algorithm.events(trainer.plan), *trainer.ledger.events)
+    assert spent(trainer) == epsilon(both, trainer.plan.delta).value

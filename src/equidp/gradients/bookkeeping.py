@@ -60,7 +60,10 @@ class BookKeeping:
         self.model, self.loss, self.precision = model, loss, precision
         self.parameters = tuple(p for p in model.parameters() if p.requires_grad)
         if not self.parameters:
-            raise EquidpError("The model has no trainable parameters; switch requires_grad on for at least one.")
+            raise EquidpError(
+                "The model has no trainable parameters, or an earlier engine or trainer of it has taken them: switch "
+                "requires_grad on for at least one, or create the model anew."
+            )
         # of the device; one without autocast of its own (meta) has none to be asked about
         self.autocast_kind = self.device.type if torch.amp.is_autocast_available(self.device.type) else "cpu"
         refuse_unfit(model)

@@ -82,19 +82,29 @@ class Examples:
     unit: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse types that a network or a loss would refuse in words of its own.
+        """Refuse types that a network or a loss would refuse in words of its own, and units of other types.
 
         Raises:
-            EquidpError: features are float64, or labels are whole numbers other than int64.
+            EquidpError: something is no tensor, features or labels are float64, labels are whole numbers other than
+                int64, or units are not `[N]` int64: unknown ones (NaN) would each be a unit of its own.
         """
-        wrong = {
-            "features": (self.features, "float", (torch.float64,)),
-            "labels": (self.labels, "long", (torch.int32, torch.int16, torch.int8)),
-        }
-        for name, (column, call, kinds) in wrong.items():
+        for name, column in vars(self).items():
+            if not (torch.is_tensor(column) or (name == "unit" and column is None)):
+                raise EquidpError(f"The examples' {name}: give a tensor (torch.as_tensor), no {type(column).__name__}.")
+        wrong = [
+            ("features", self.features, "float", (torch.float64,)),
+            ("labels", self.labels, "float", (torch.float64,)),
+            ("labels", self.labels, "long", (torch.int32, torch.int16, torch.int8)),
+        ]
+        for name, column, call, kinds in wrong:
             if column.dtype in kinds:
                 kind = str(column.dtype).removeprefix("torch.")
                 raise EquidpError(f"The examples' {name} are {kind}, which layers do not take: {name}.{call}().")
+        if self.unit is not None and (self.unit.dtype != torch.int64 or self.unit.dim() != 1):
+            raise EquidpError(
+                f"The examples' units are {self.unit.dtype} {list(self.unit.shape)}: give each record its unit's "
+                "number, [N] int64."
+            )
 
 
 class Population:

@@ -37,8 +37,8 @@ from equidp.mechanism.states import columns, global_random, moved, set_global_ra
 SECONDS_IN_A_FILE = 10.0
 """Between two frames of the progress bar where nobody watches it move, as every one of them stays."""
 
-EpochCallback = Callable[[dict[str, float], nn.Module], Mapping[str, float]]
-"""Called after every epoch with its row so far, which may be shown, and the model; returns further columns of it."""
+EpochCallback = Callable[[dict[str, float], nn.Module], Mapping[str, float] | None]
+"""Called after every epoch with its row so far, which may be shown, and the model; may return further columns of it."""
 
 
 class Trainer(Noising):
@@ -158,7 +158,7 @@ class Trainer(Noising):
                     break
                 row = self._epoch(epoch, segments, on_step)
                 if on_epoch is not None:
-                    row |= on_epoch(row, self.released_model())
+                    row |= on_epoch(row, self.released_model()) or {}
                 history.append(row)
                 if self.algorithm.private:
                     bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp']:.3f} by RDP", refresh=False)

@@ -193,7 +193,7 @@ class Checkpointer:
         ends = set(itertools.accumulate(trainer.plan.epoch_lengths()))
 
         def after_epoch(row: Row, model: nn.Module) -> Mapping[str, float]:
-            extra = dict(on_epoch(row, model)) if on_epoch is not None else {}
+            extra = dict((on_epoch(row, model) if on_epoch is not None else None) or {})
             self._history.append(row | extra)
             self._stop_if_asked(trainer)
             if self.every_epochs is not None and len(self._history) % self.every_epochs == 0:

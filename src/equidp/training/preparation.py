@@ -59,7 +59,7 @@ class Prepared:
         def named(row: dict[str, float], model: nn.Module) -> Mapping[str, float]:
             if start is not None and row["epoch"] == 1:
                 warn_of_unmoved(self.trainer, start)
-            return on_epoch(named_columns(row, self.group_names), model) if on_epoch is not None else {}
+            return (on_epoch(named_columns(row, self.group_names), model) if on_epoch is not None else None) or {}
 
         if self.keeper is None:
             return self.trainer.train(named, progress=progress)

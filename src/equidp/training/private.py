@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from equidp.accounting.events import beyond
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss
 from equidp.gradients.memory import room_for
+from equidp.gradients.refusals import same
 from equidp.gradients.rewriting import rewritten
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.noise import derived_seed
 from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.sampling import Examples, Population
 from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
+from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.planning import plan_run
 from equidp.training.preparation import device_of, random_source
 
@@ -28,6 +33,9 @@ Data = Examples | tuple[Tensor, Tensor] | Dataset[tuple[Tensor, Tensor]]
 
 READ_AT_ONCE = 1024
 """Items of a dataset that are joined to tensors together."""
+
+READ_TWICE = 32
+"""Items that are read again, to see whether they are the same."""
 
 
 def make_private(
@@ -56,20 +64,27 @@ def make_private(
 ) -> Trainer:
     """A trainer of this model: `trainer.train()`, or `trainer.run_steps(1)` in a loop of your own.
 
-    The plan, its noise, the Poisson batches, the ledger and the random streams are made to fit each other. ε of the
-    whole plan is `trainer.algorithm.epsilon(trainer.plan).value`.
+    The plan, its noise, the Poisson batches, the ledger and the random streams are made to fit each other; ε is
+    `spent(trainer)`. Torch's global generator, from which dropout draws, is seeded anew: where masks can be foretold, a
+    record more shifts those of others. So do not seed it afterwards.
 
     Args:
-        model: any module whose records do not mix; attention and recurrence are rewritten (`rewritten`).
+        model: any module whose records do not mix; attention and recurrence are rewritten (`rewritten`). Where two
+            trainers train one model, one after the other, what leaves has cost both their ε.
         data: the training part. A dataset must draw nothing at random: each item is read once. Where `Examples` have
-            units, these are protected. How many there are is public.
+            units, these are protected; else each row is alone, and a record that is there twice counts twice. How many
+            there are is public.
         loss: `(outputs [b, …], labels [b, …]) -> [b]`, the loss of each record.
-        algorithm: a registry name with `options`, or an algorithm of your own.
-        epsilon, noise_multiplier: a target, or the noise: exactly one of them.
+        algorithm: a registry name with `options`, or an algorithm of your own; a private one, for your model.
+        epsilon: a target, which the noise is solved for; or
+        noise_multiplier: σ, the noise.
         delta: δ; below one over the number of records.
-        epochs, batch_size: expected passes over the data, expected units in a batch.
+        epochs: expected passes over the data.
+        batch_size: expected units in a batch.
+        learning_rate: of the update, where the algorithm has none of its own.
+        optimizer: a name, or a `Descent`; one of torch's may take its place in `trainer.optimizer`.
         average: as `training.average`; `trainer.released_model()` has the averaged weights.
-        classes: number of classes, where labels are `[N]` int64 from 0 on.
+        classes: number of classes, where labels are `[N]` int64 from 0 on; it must not be taken from the data.
         groups: `[N]` int64 ids from 0 on, and how many groups there are, a number that must not be taken from the data.
             None: the classes, where their number is given, for algorithms that look at groups.
         public: records without any guarantee, for algorithms that need some.
@@ -77,9 +92,11 @@ def make_private(
         seed: of a run that others may repeat, noise included; None: noise and batches of a cryptographic generator.
         device: `auto`, `cpu` or `cuda`.
         physical_batch_size: most units at once; None: all, or what a GPU's memory holds.
+        precision: `bf16` runs the model under autocast; norms and sums stay in float32.
 
     Raises:
-        EquidpError: as `plan_run` and `Trainer`, and for an algorithm that looks at classes without their number.
+        EquidpError: as `plan_run` and `Trainer`, for an algorithm that is not private, is of another model or looks at
+            classes without their number, for a δ that promises nothing, and for data or groups of other kinds.
         ValueError: for a setting out of its range.
     """
     privacy = PrivacySettings(
@@ -89,7 +106,10 @@ def make_private(
         epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, average=average, device=device,
         physical_batch_size=physical_batch_size, precision=precision,
     )  # fmt: skip
+    if isinstance(algorithm, Algorithm) and options:
+        raise EquidpError(f"{algorithm.name} is built already: build it with these options, or give its name.")
     built = algorithm if isinstance(algorithm, Algorithm) else algorithm_settings(algorithm, options or {}).build()
+    _refuse_other_uses(built, optimizer)
     chosen = built.averaged(average)
     place, examples = device_of(training), _examples(data)
     ids, number = _groups(chosen, examples.labels, classes, groups)
@@ -99,7 +119,14 @@ def make_private(
     plan = plan_run(
         chosen, units=population.size, groups=number, classes=crossed, privacy=privacy, training=training
     )  # fmt: skip
+    if delta >= 1 / plan.records:
+        raise EquidpError(
+            f"delta={delta:g} is not below one over the {plan.records} training records (or units of them): publishing "
+            f"one of them outright would meet it. Take {0.1 / plan.records:.0e} or less."
+        )
     network = rewritten(model).to(place)
+    with GLOBAL_RANDOM:
+        torch.manual_seed(secrets.randbits(63) if seed is None else derived_seed(seed, "dropout"))
     return Trainer(
         model=network,
         loss=loss,
@@ -110,10 +137,47 @@ def make_private(
         ledger=Ledger() if ledger is None else ledger,
         learning_rate=chosen.learning_rate or learning_rate,
         optimizer=optimizer,
-        physical_batch_size=physical_batch_size or room_for(network, train.features, batch_size)[1],
+        physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size)[1],
         precision=precision,
         public=None if public is None else _moved(_examples(public), place),
     )
+
+
+def spent(trainer: Trainer) -> float:
+    """ε of a loop, wherever it stopped: of its whole plan, and of steps that were charged anew after an interruption.
+
+    The events of the ledger alone give none where noise or length follow from what was released.
+
+    Raises:
+        EquidpError: if the ledger is beyond the budget that ε is of.
+    """
+    algorithm, plan, charged = trainer.algorithm, trainer.plan, trainer.ledger.events
+    if algorithm.covers(plan, charged, trainer.steps_done):
+        return algorithm.epsilon(plan).value
+    if algorithm.budget(plan) is not None:
+        raise EquidpError(f"The ledger holds more than the budget of {algorithm.name}, which its ε is of.")
+    planned = algorithm.events(plan)
+    more = beyond(charged, planned) if algorithm.fixed else charged
+    return plan.trials.epsilon((*planned, *more), plan.delta).value
+
+
+def _refuse_other_uses(algorithm: Algorithm, optimizer: object) -> None:
+    if not algorithm.private:
+        raise EquidpError(
+            f"{algorithm.name} is not private: train without noise in a loop of torch's, or by train_model."
+        )
+    if algorithm.model is not None or algorithm.model_options:
+        raise EquidpError(
+            f"{algorithm.name} is for models of the registry, which it changes: put its features or activations into "
+            "your model, and take dpsgd."
+        )
+    if algorithm.acceptance.on_test:
+        raise EquidpError(f"{algorithm.name}: energy=test asks for test records: take energy=public or private.")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise EquidpError(
+            "optimizer is a name, or a Descent: leave it out, and set trainer.optimizer to one of torch's, of "
+            "trainer.engine.parameters."
+        )
 
 
 def _groups(
@@ -126,6 +190,8 @@ def _groups(
     if classes:
         _refuse_other_ids("labels", labels, classes, len(labels))
     if groups is not None:
+        if not isinstance(groups, tuple) or len(groups) != 2:
+            raise EquidpError("The groups are a pair: ids of the records, and how many groups there are.")
         _refuse_other_ids("groups", *groups, len(labels))
     if groups is None or (needs.by_class and not needs.crossed):
         return (labels, classes) if classes else (torch.zeros(len(labels), dtype=torch.int64), 1)
@@ -134,6 +200,10 @@ def _groups(
 
 
 def _refuse_other_ids(what: str, ids: Tensor, number: int, records: int) -> None:
+    if not isinstance(number, int):
+        raise EquidpError(f"How many kinds of {what} there are is an int, not a {type(number).__name__}.")
+    if not torch.is_tensor(ids):
+        raise EquidpError(f"The {what} are a {type(ids).__name__}: give a tensor, such as torch.as_tensor makes.")
     if ids.dtype != torch.int64 or ids.shape != (records,):
         raise EquidpError(f"The {what} are {ids.dtype} {list(ids.shape)}: give [{records}] int64.")
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < number:
@@ -143,17 +213,29 @@ def _refuse_other_ids(what: str, ids: Tensor, number: int, records: int) -> None
 def _examples(data: Data) -> Examples:
     if isinstance(data, Examples):
         return data
-    if isinstance(data, TensorDataset):
+    if isinstance(data, DataLoader):
+        raise EquidpError("Batches are drawn here: give the dataset of the DataLoader, `loader.dataset`.")
+    if type(data) is TensorDataset:  # another kind of it may give its items changed
         data = data.tensors  # type: ignore[assignment]
     if isinstance(data, tuple):
         if len(data) != 2:
             raise EquidpError(f"The data have {len(data)} tensors: give features and labels.")
         return Examples(*data)
     read = list(DataLoader(data, batch_size=READ_AT_ONCE))
+    if not read:
+        raise EquidpError("The dataset has no items.")
     if not all(isinstance(items, list) and len(items) == 2 and all(map(torch.is_tensor, items)) for items in read):
         raise EquidpError("Each item of the dataset must be features, as one tensor, and a label.")
-    features, labels = zip(*read, strict=True)
-    return Examples(torch.cat(features), torch.cat(labels))
+    if not isinstance(data, IterableDataset):
+        again = next(iter(DataLoader(data, batch_size=READ_TWICE)))
+        if not all(same(first[: len(second)], second) for first, second in zip(read[0], again, strict=True)):
+            raise EquidpError(
+                "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "
+                "transforms out."
+            )
+    features, labels = map(torch.cat, zip(*read, strict=True))
+    # what are Python's numbers there are float64 now
+    return Examples(features, labels.float() if labels.dtype == torch.float64 else labels)
 
 
 def _moved(examples: Examples, place: torch.device) -> Examples:

@@ -44,6 +44,6 @@ def _train_on_ranks(request: TrainingRequest, split: Split, on_epoch: EpochCallb
 
     def evaluate(row: dict[str, float], weights: dict[str, Tensor]) -> Mapping[str, float]:
         network.load_state_dict(weights)
-        return on_epoch(row, network) if on_epoch is not None else {}
+        return (on_epoch(row, network) if on_epoch is not None else None) or {}
 
     return Trained(*train(job, split, request.training.devices, evaluate if on_epoch is not None else None))
