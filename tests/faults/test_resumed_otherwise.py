@@ -13,7 +13,7 @@ from tests.gradients.test_recording import Again
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.algorithms import algorithm_settings
-from equidp.data.records import Records, Schema, Split
+from equidp.data.records import Membership, Records, Schema, Split
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import (
@@ -125,6 +125,21 @@ def test_a_resumed_run_may_change_nothing_that_a_digit_of_a_release_depends_on(
     (name,) = changed
     with pytest.raises(EquidpError, match=rf"training\.{name} was"):
         live(tmp_path, "dpsgd", {}, PARTS, resume=True, **changed)
+
+
+def test_other_declared_sizes_are_other_weights_of_classes(tmp_path: Path, power_cut: Any) -> None:
+    """The same settings, records and number of them: the sizes alone weigh the loss."""
+
+    def weighted(*sizes: float, resume: bool) -> Trained:
+        train = dataclasses.replace(PARTS.train, membership=Membership("strata", class_sizes=sizes))
+        parts = dataclasses.replace(PARTS, train=train)
+        return live(tmp_path, "dpsgd", {}, parts, resume=resume, class_weights="balanced")
+
+    with power_cut(after=5):
+        weighted(40.0, 80.0, resume=False)
+    with pytest.raises(EquidpError, match="class_weights was"):
+        weighted(80.0, 40.0, resume=True)
+    assert weighted(40.0, 80.0, resume=True).privacy["epsilon"] is not None
 
 
 def test_smaller_chunks_change_the_last_digits(tmp_path: Path) -> None:

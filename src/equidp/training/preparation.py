@@ -31,7 +31,7 @@ from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of
 from equidp.training.digests import CODE_DIGEST, LIBRARIES, code_of_others, fingerprint, initial_state
 from equidp.training.journal import BLOCK
-from equidp.training.networks import augmentation, loss_of, make_model
+from equidp.training.networks import augmentation, class_weights, loss_of, make_model
 from equidp.training.planning import groups_of, refuse_test_records
 from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import ParallelTrainer
@@ -97,6 +97,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
             "initial_model": initial_state(network),
             "records": fingerprint(split.train),
             "public": fingerprint(public) if algorithm.needs_public or algorithm.acceptance.on_test else None,
+            "class_weights": class_weights(training, split.train),
         }
         keeper = _keeper(request, request.workplace, data, at_once, graphs, code=f"{CODE_DIGEST[:16]}{added[:16]}")
     try:
@@ -158,13 +159,13 @@ def _fitting(request: TrainingRequest, network: nn.Module, train: Records, resid
 def _keeper(
     request: TrainingRequest,
     workplace: Path,
-    data: Mapping[str, str | None],
+    data: Mapping[str, object],
     at_once: int | None,
     graphs: bool,
     *,
     code: str,
 ) -> Checkpointer:
-    """What keeps a run in its workplace; `data` are digests of what it begins with."""
+    """What keeps a run in its workplace; `data` are digests of what it begins with, and its weights of classes."""
     algorithm, training = request.algorithm, request.training
     asked = {**request.facts(), **data}
     if not algorithm.private:  # no release: what rounds its sums, or protects others, may differ
