@@ -142,6 +142,43 @@ def test_other_declared_sizes_are_other_weights_of_classes(tmp_path: Path, power
     assert weighted(40.0, 80.0, resume=True).privacy["epsilon"] is not None
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"bounds": (0.0, 20.0)}, r"target was \['regression', 0.0, 10.0\]"),
+        ({"task": "counts"}, r"target was .* and is .'counts'"),
+    ],
+)
+def test_other_bounds_of_a_number_are_another_loss(
+    tmp_path: Path, power_cut: Any, changed: dict[str, Any], told: str
+) -> None:
+    before = Schema(
+        "toy",
+        "tabular",
+        (3,),
+        (),
+        {"all": ("one",)},
+        tuple("xyz"),
+        task="regression",
+        targets=("t",),
+        bounds=(0.0, 10.0),
+    )
+
+    def of(schema: Schema, records: Records) -> Records:
+        groups = {"all": torch.zeros_like(records.labels)}
+        return Records(records.features, 10 * records.features[:, 0], groups, schema, unit=records.unit)
+
+    def numbers(schema: Schema, *, resume: bool) -> Trained:
+        parts = Split(*(of(schema, part) for part in (PARTS.train, PARTS.test, PARTS.public)))
+        return live(tmp_path, "dpsgd", {}, parts, resume=resume, grouping="all")
+
+    with power_cut(after=5):
+        numbers(before, resume=False)
+    with pytest.raises(EquidpError, match=told):
+        numbers(dataclasses.replace(before, **changed), resume=True)
+    assert numbers(before, resume=True).privacy["epsilon"] is not None
+
+
 def test_smaller_chunks_change_the_last_digits(tmp_path: Path) -> None:
     """This is why a resumed run may not have others: the same noise on both sums would cancel."""
     whole, chunks = (

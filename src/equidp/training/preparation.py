@@ -75,7 +75,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
     request = dataclasses.replace(request, algorithm=request.algorithm.averaged(request.training.average))
     algorithm, plan, privacy, training = request.algorithm, request.plan, request.privacy, request.training
-    device, seed = device_of(training), request.seed
+    device, seed, schema = device_of(training), request.seed, split.train.schema
     loss = loss_of(training, split.train, device)
     public = _public_part(algorithm, split, privacy, training)
     if peers is None:
@@ -85,8 +85,8 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
         part, own_seed = peers.shard(split.train, by_unit=privacy.by_unit), peers.seed(seed)
         random = peers.random(random_source(privacy, own_seed, device))
     train, first = part.to(device), peers is None or peers.first
-    views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)
-    network = make_model(train.schema, request.model, algorithm, seed).to(device)
+    views = augmentation(training, schema, secrets.randbits(63) if privacy.secure else seed)
+    network = make_model(schema, request.model, algorithm, seed).to(device)
     if first:
         tell_parameters(algorithm.name, network)
     at_once, graphs = _fitting(request, network, train, bytes_of(split.train) // (1 if peers is None else peers.size))
@@ -97,6 +97,8 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
             "initial_model": initial_state(network),
             "records": fingerprint(split.train),
             "public": fingerprint(public) if algorithm.needs_public or algorithm.acceptance.on_test else None,
+            # what the loss follows from besides the settings
+            "target": (schema.task, *schema.bounds) if schema.bounds else None,
             "class_weights": class_weights(training, split.train),
         }
         keeper = _keeper(request, request.workplace, data, at_once, graphs, code=f"{CODE_DIGEST[:16]}{added[:16]}")
@@ -165,7 +167,7 @@ def _keeper(
     *,
     code: str,
 ) -> Checkpointer:
-    """What keeps a run in its workplace; `data` are digests of what it begins with, and its weights of classes."""
+    """What keeps a run in its workplace; `data` are digests of what it begins with, and facts of its loss."""
     algorithm, training = request.algorithm, request.training
     asked = {**request.facts(), **data}
     if not algorithm.private:  # no release: what rounds its sums, or protects others, may differ
