@@ -256,6 +256,22 @@ def test_units_that_were_formed_otherwise(tmp_path: Path, power_cut: Any) -> Non
         assert fingerprint(parts) not in refusal.value.message
 
 
+@pytest.mark.parametrize("views", [1, 2])
+def test_identities_that_views_are_drawn_by(tmp_path: Path, power_cut: Any, views: int) -> None:
+    """Another column of ids gives the same records other views."""
+    asked: dict[str, Any] = {"augmentations": views, "augmentation_kinds": ("noise",)} if views > 1 else {}
+    one, two = (
+        dataclasses.replace(PARTS, train=dataclasses.replace(PARTS.train, identity=torch.full((120, 2), number)))
+        for number in (1, 2)
+    )
+    with power_cut(after=5):
+        live(tmp_path, "dpsgd", {}, one, resume=False, **asked)
+    if views > 1:
+        with pytest.raises(EquidpError, match="records was"):
+            live(tmp_path, "dpsgd", {}, two, resume=True, **asked)
+    assert live(tmp_path, "dpsgd", {}, two if views == 1 else one, resume=True, **asked).privacy["epsilon"] is not None
+
+
 def test_groups_that_bounds_are_set_for(tmp_path: Path, power_cut: Any) -> None:
     schema = dataclasses.replace(SCHEMA, groupings={**SCHEMA.groupings, "sex": ("f", "m")})
 

@@ -95,7 +95,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     if request.workplace is not None and first:
         data = {
             "initial_model": initial_state(network),
-            "records": fingerprint(split.train),
+            "records": fingerprint(split.train, viewed=views is not None),
             "public": fingerprint(public) if algorithm.needs_public or algorithm.acceptance.on_test else None,
             # what the loss follows from besides the settings
             "target": (schema.task, *schema.bounds) if schema.bounds else None,
