@@ -62,3 +62,12 @@ def test_a_pipeline_is_built_once_and_no_other_is(monkeypatch):
     with pytest.raises(EquidpError, match=r"Unknown pipeline 'dpsgdd'\. Did you mean 'dpsgd'"):
         pipelines["dpsgdd"]
     assert len(pipelines) == len(PIPELINES)
+
+
+def test_a_notebook_may_add_a_pipeline_to_those_of_kedro_and_sees_their_names():
+    pipelines = register_pipelines()
+    pipelines["mine"] = mine = Pipeline([])
+    assert pipelines["mine"] is mine
+    assert repr(pipelines).endswith("__default__, mine)")
+    del pipelines["mine"], pipelines["dpsgd"]
+    assert not {"mine", "dpsgd"} & set(pipelines)

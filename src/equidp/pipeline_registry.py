@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 
 from kedro.pipeline import Pipeline
@@ -15,14 +15,14 @@ DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
 """What `kedro run` shows, and what `compare` compares: algorithms for every task and grouping."""
 
 
-class Pipelines(Mapping[str, Pipeline]):
+class Pipelines(MutableMapping[str, Pipeline]):
     """Pipelines by name; an unknown name is an error that names the nearest.
 
     Each is built when it is first asked for: all together take a tenth of a second or two, and a run needs one.
     """
 
     def __init__(self, builders: Mapping[str, Callable[[], Pipeline]]) -> None:
-        self._builders, self._built = builders, dict[str, Pipeline]()
+        self._builders, self._built = dict(builders), dict[str, Pipeline]()
 
     def __getitem__(self, name: str) -> Pipeline:
         if name not in self._builders:
@@ -33,6 +33,13 @@ class Pipelines(Mapping[str, Pipeline]):
             self._built[name] = self._builders[name]()
         return self._built[name]
 
+    def __setitem__(self, name: str, pipeline: Pipeline) -> None:
+        self._builders[name], self._built[name] = lambda: pipeline, pipeline
+
+    def __delitem__(self, name: str) -> None:
+        del self._builders[name]
+        self._built.pop(name, None)
+
     def __contains__(self, name: object) -> bool:
         return name in self._builders
 
@@ -41,6 +48,9 @@ class Pipelines(Mapping[str, Pipeline]):
 
     def __len__(self) -> int:
         return len(self._builders)
+
+    def __repr__(self) -> str:
+        return f"Pipelines({', '.join(self)})"
 
 
 class Experiment(Pipeline):

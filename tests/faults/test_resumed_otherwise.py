@@ -13,7 +13,7 @@ from tests.gradients.test_recording import Again
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.algorithms import algorithm_settings
-from equidp.data.records import Records, Schema, Split
+from equidp.data.records import Membership, Records, Schema, Split
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import (
@@ -127,6 +127,58 @@ def test_a_resumed_run_may_change_nothing_that_a_digit_of_a_release_depends_on(
         live(tmp_path, "dpsgd", {}, PARTS, resume=True, **changed)
 
 
+def test_other_declared_sizes_are_other_weights_of_classes(tmp_path: Path, power_cut: Any) -> None:
+    """The same settings, records and number of them: the sizes alone weigh the loss."""
+
+    def weighted(*sizes: float, resume: bool) -> Trained:
+        train = dataclasses.replace(PARTS.train, membership=Membership("strata", class_sizes=sizes))
+        parts = dataclasses.replace(PARTS, train=train)
+        return live(tmp_path, "dpsgd", {}, parts, resume=resume, class_weights="balanced")
+
+    with power_cut(after=5):
+        weighted(40.0, 80.0, resume=False)
+    with pytest.raises(EquidpError, match="class_weights was"):
+        weighted(80.0, 40.0, resume=True)
+    assert weighted(40.0, 80.0, resume=True).privacy["epsilon"] is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"bounds": (0.0, 20.0)}, r"target was \['regression', 0.0, 10.0\]"),
+        ({"task": "counts"}, r"target was .* and is .'counts'"),
+    ],
+)
+def test_other_bounds_of_a_number_are_another_loss(
+    tmp_path: Path, power_cut: Any, changed: dict[str, Any], told: str
+) -> None:
+    before = Schema(
+        "toy",
+        "tabular",
+        (3,),
+        (),
+        {"all": ("one",)},
+        tuple("xyz"),
+        task="regression",
+        targets=("t",),
+        bounds=(0.0, 10.0),
+    )
+
+    def of(schema: Schema, records: Records) -> Records:
+        groups = {"all": torch.zeros_like(records.labels)}
+        return Records(records.features, 10 * records.features[:, 0], groups, schema, unit=records.unit)
+
+    def numbers(schema: Schema, *, resume: bool) -> Trained:
+        parts = Split(*(of(schema, part) for part in (PARTS.train, PARTS.test, PARTS.public)))
+        return live(tmp_path, "dpsgd", {}, parts, resume=resume, grouping="all")
+
+    with power_cut(after=5):
+        numbers(before, resume=False)
+    with pytest.raises(EquidpError, match=told):
+        numbers(dataclasses.replace(before, **changed), resume=True)
+    assert numbers(before, resume=True).privacy["epsilon"] is not None
+
+
 def test_smaller_chunks_change_the_last_digits(tmp_path: Path) -> None:
     """This is why a resumed run may not have others: the same noise on both sums would cancel."""
     whole, chunks = (
@@ -202,6 +254,22 @@ def test_units_that_were_formed_otherwise(tmp_path: Path, power_cut: Any) -> Non
     # a digest of all records tells whoever knows the others, and guesses one, whether it is there
     for parts in (PARTS.train, train):
         assert fingerprint(parts) not in refusal.value.message
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_identities_that_views_are_drawn_by(tmp_path: Path, power_cut: Any, views: int) -> None:
+    """Another column of ids gives the same records other views."""
+    asked: dict[str, Any] = {"augmentations": views, "augmentation_kinds": ("noise",)} if views > 1 else {}
+    one, two = (
+        dataclasses.replace(PARTS, train=dataclasses.replace(PARTS.train, identity=torch.full((120, 2), number)))
+        for number in (1, 2)
+    )
+    with power_cut(after=5):
+        live(tmp_path, "dpsgd", {}, one, resume=False, **asked)
+    if views > 1:
+        with pytest.raises(EquidpError, match="records was"):
+            live(tmp_path, "dpsgd", {}, two, resume=True, **asked)
+    assert live(tmp_path, "dpsgd", {}, two if views == 1 else one, resume=True, **asked).privacy["epsilon"] is not None
 
 
 def test_groups_that_bounds_are_set_for(tmp_path: Path, power_cut: Any) -> None:

@@ -136,6 +136,7 @@ class TestAlgorithm:
         assert algorithm.events(plan) == ()
         assert algorithm.published_epsilon(plan) is None
         assert not algorithm.private
+        assert algorithm.epsilon(plan).value == algorithm.epsilon_path(plan)[-1] == float("inf")
 
     def test_events_by_epoch_are_the_events(self) -> None:
         plan = Plan(400, 20, 4, 2, 1e-5, 1.0)

@@ -98,6 +98,16 @@ def test_intervals_of_groups_with_few_test_records_do_not_squeeze_the_bars(sampl
     assert trace(drawn, "dpsgd").error_y.array == trace(before, "dpsgd").error_y.array
 
 
+def test_intervals_of_few_test_records_are_seen_where_there_is_nothing_else(sample):
+    documents = copy.deepcopy(sample.documents)
+    for document in documents.values():
+        for of in (document["groups"]["sex"], document.get("cost_of_privacy", {}).get("groups", {}).get("sex", {})):
+            for group in of.values():
+                group |= {"accuracy": 0.0, "count": 9}
+    documents["dpsgd"]["cost_of_privacy"]["intervals"] = {"groups": {"sex": {"Female": [-0.1, 0.1], "Male": None}}}
+    assert figures.cost_per_group({"dpsgd": documents["dpsgd"]}, "sex").layout.yaxis.range is None
+
+
 def test_more_bars_than_one_tells_apart_become_a_map(sample, monkeypatch):
     documents = copy.deepcopy(sample.documents)
     documents["dpsgd"]["cost_of_privacy"]["intervals"] = {"groups": {"sex": {"Female": [-0.5, -0.1], "Male": None}}}

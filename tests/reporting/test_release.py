@@ -22,7 +22,7 @@ from tests.data.sources.tiny import write_tiny
 from equidp.accounting.dataset_ledger import Spent
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
-from equidp.data.records import Schema
+from equidp.data.records import Membership, Schema
 from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
@@ -272,10 +272,21 @@ def test_two_noise_multipliers_of_one_run_are_told_apart_and_no_setting_is_none(
     assert "whose multiplier is smaller than each one's" in ledger
 
 
-@pytest.mark.parametrize(("algorithm", "adjusted"), [("dpsgd", False), ("dpsgd_minimax", True)])
-def test_a_model_says_whether_its_loss_allowed_for_rare_classes(algorithm, adjusted):
-    settings = resolve({"dataset": "digits", "privacy": {"epsilon": 3.0}})
-    assert written_with(algorithm, SimpleNamespace(schema=SCHEMA), settings)["adjusted"] is adjusted
+@pytest.mark.parametrize(
+    ("algorithm", "asked", "weights", "adjusted"),
+    [
+        ("dpsgd", None, None, False),
+        ("dpsgd_minimax", None, None, True),
+        ("dpsgd", (1.0, 1.0), [1.0, 1.0], False),
+        ("dpsgd", (1.0, 2.0), [1.0, 2.0], True),
+        ("dpsgd", "balanced", [0.333333, 1.0], True),
+    ],
+)
+def test_a_model_says_whether_its_loss_counted_classes_alike(algorithm, asked, weights, adjusted):
+    settings = resolve({"dataset": "digits", "privacy": {"epsilon": 3.0}, "training": {"class_weights": asked}})
+    train = SimpleNamespace(schema=SCHEMA, membership=Membership("hash", class_sizes=(60.0, 20.0)))
+    found = written_with(algorithm, train, settings)
+    assert (found["adjusted"], found["training"]["class_weights"]) == (adjusted, weights)
 
 
 def test_figures_released_with_noise_are_told_with_their_cost():

@@ -294,11 +294,13 @@ class Algorithm:
         return charges
 
     def epsilon(self, plan: Plan) -> Epsilon:
-        """The ε we stand by, known before training: of all trials that the plan declares.
+        """The ε we stand by, known before training: of all trials that the plan declares. Infinite without privacy.
 
         Raises:
             EquidpError: where a sampler's budget is for another number of trials than the plan.
         """
+        if not self.private:
+            return Epsilon(math.inf, None)
         plan = self.adapt(plan)
         budget = self.budget(plan)
         return plan.trials.epsilon(self.events(plan), plan.delta) if budget is None else Epsilon(budget.epsilon, None)
@@ -315,6 +317,8 @@ class Algorithm:
 
     def epsilon_path(self, plan: Plan) -> list[float]:
         """ε after each of the E epochs; constant where a budget for the whole run is what holds."""
+        if not self.private:
+            return [math.inf] * plan.epochs
         plan = self.adapt(plan)
         budget = self.budget(plan)
         if budget is not None:

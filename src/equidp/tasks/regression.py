@@ -23,7 +23,7 @@ from equidp.tasks.base import Best, LossOptions, Task, Words
 
 LEANS = (
     "has a smaller MAE than the non-private baseline, by more than chance, and a larger RMSE. Bounded gradients lead "
-    "towards the median, which has the smallest MAE, and squared errors without a bound towards the mean. Costs "
+    "towards the median, which has the smallest MAE, and the baseline's, without a bound, towards the mean. Costs "
     "and gaps in MAE are too small: read RMSE, R² and the mean error beside them"
 )
 

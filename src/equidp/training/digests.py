@@ -84,11 +84,16 @@ def _content(package: str) -> bytes:
     return b"".join(file.read_bytes() for file in files if file.is_file())
 
 
-def fingerprint(records: Records) -> str:
-    """sha256 of features, labels, groups and units: a checkpoint of other records is refused."""
+def fingerprint(records: Records, *, viewed: bool = False) -> str:
+    """sha256 of features, labels, groups and units: a checkpoint of other records is refused.
+
+    Args:
+        viewed: and of the identities, which random views of the records are drawn by.
+    """
     digest = hashlib.sha256()
-    units = () if records.unit is None else (records.unit,)
-    for column in (records.features, records.labels, *records.groups.values(), *units):
+    others = (records.unit, records.identity if viewed else None)
+    some = (column for column in others if column is not None)
+    for column in (records.features, records.labels, *records.groups.values(), *some):
         digest.update(column.contiguous().cpu().numpy().data)
     return digest.hexdigest()
 

@@ -30,17 +30,24 @@ def loss_of(training: TrainingSettings, train: Records, device: torch.device) ->
         EquidpError: the task has no such loss, there is not one weight for each class, or weights are to follow sizes
             of classes that nobody has declared.
     """
-    task, weights = task_of(train.schema), training.class_weights
+    task = task_of(train.schema)
     return task.loss(
         task.loss_named(training.loss),
         device,
-        class_weights=_balanced(train) if weights == "balanced" else weights,
+        class_weights=class_weights(training, train),
         huber_delta=training.huber_delta or HUBER_DELTA,
     )
 
 
-def _balanced(train: Records) -> tuple[float, ...]:
-    """The rarest class has weight 1, and each other as much less as it has more records, by declared sizes alone."""
+def class_weights(training: TrainingSettings, train: Records) -> tuple[float, ...] | None:
+    """Weights of the classes in the loss. Balanced ones are 1 for the rarest class, and for each other as much less as
+    it has more records, by declared sizes alone.
+
+    Raises:
+        EquidpError: balanced ones are asked for, and there are no such sizes.
+    """
+    if training.class_weights != "balanced":
+        return training.class_weights
     sizes = () if train.membership is None else train.membership.class_sizes
     if not sizes or min(sizes) <= 0:
         raise EquidpError(

@@ -31,7 +31,7 @@ from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of
 from equidp.training.digests import CODE_DIGEST, LIBRARIES, code_of_others, fingerprint, initial_state
 from equidp.training.journal import BLOCK
-from equidp.training.networks import augmentation, loss_of, make_model
+from equidp.training.networks import augmentation, class_weights, loss_of, make_model
 from equidp.training.planning import groups_of, refuse_test_records
 from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import ParallelTrainer
@@ -75,7 +75,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
     request = dataclasses.replace(request, algorithm=request.algorithm.averaged(request.training.average))
     algorithm, plan, privacy, training = request.algorithm, request.plan, request.privacy, request.training
-    device, seed = device_of(training), request.seed
+    device, seed, schema = device_of(training), request.seed, split.train.schema
     loss = loss_of(training, split.train, device)
     public = _public_part(algorithm, split, privacy, training)
     if peers is None:
@@ -85,8 +85,8 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
         part, own_seed = peers.shard(split.train, by_unit=privacy.by_unit), peers.seed(seed)
         random = peers.random(random_source(privacy, own_seed, device))
     train, first = part.to(device), peers is None or peers.first
-    views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)
-    network = make_model(train.schema, request.model, algorithm, seed).to(device)
+    views = augmentation(training, schema, secrets.randbits(63) if privacy.secure else seed)
+    network = make_model(schema, request.model, algorithm, seed).to(device)
     if first:
         tell_parameters(algorithm.name, network)
     at_once, graphs = _fitting(request, network, train, bytes_of(split.train) // (1 if peers is None else peers.size))
@@ -95,8 +95,11 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     if request.workplace is not None and first:
         data = {
             "initial_model": initial_state(network),
-            "records": fingerprint(split.train),
+            "records": fingerprint(split.train, viewed=views is not None),
             "public": fingerprint(public) if algorithm.needs_public or algorithm.acceptance.on_test else None,
+            # what the loss follows from besides the settings
+            "target": (schema.task, *schema.bounds) if schema.bounds else None,
+            "class_weights": class_weights(training, split.train),
         }
         keeper = _keeper(request, request.workplace, data, at_once, graphs, code=f"{CODE_DIGEST[:16]}{added[:16]}")
     try:
@@ -158,13 +161,13 @@ def _fitting(request: TrainingRequest, network: nn.Module, train: Records, resid
 def _keeper(
     request: TrainingRequest,
     workplace: Path,
-    data: Mapping[str, str | None],
+    data: Mapping[str, object],
     at_once: int | None,
     graphs: bool,
     *,
     code: str,
 ) -> Checkpointer:
-    """What keeps a run in its workplace; `data` are digests of what it begins with."""
+    """What keeps a run in its workplace; `data` are digests of what it begins with, and facts of its loss."""
     algorithm, training = request.algorithm, request.training
     asked = {**request.facts(), **data}
     if not algorithm.private:  # no release: what rounds its sums, or protects others, may differ

@@ -114,6 +114,13 @@ def test_a_code_of_a_missing_value_is_one_of_its_own_column(tmp_path: Path, type
             records({**OPTIONS, **options, "na_values": wrong}, tmp_path)
 
 
+def test_a_grouping_and_a_feature_of_one_name_are_each_compared_with_the_codes_of_missing_values() -> None:
+    groups = {"area": {"column": "ward", "map": {"north": ["1"], "south": ["9"]}}}
+    features = {"area": {"kind": "categorical", "column": "town", "categories": ["a", "b"]}}
+    with pytest.raises(EquidpError, match=r"na_values: '9' is also a declared value of 'ward'"):
+        source("table", {**OPTIONS, "path": "t.csv", "groups": groups, "features": features, "na_values": ["9"]})
+
+
 def _parquet(folder: Path) -> dict:
     FRAME.to_parquet(folder / "t.parquet")
     return {"path": "t.parquet"}

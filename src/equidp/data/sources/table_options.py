@@ -174,7 +174,7 @@ class TableOptions(SourceOptions):
         return self
 
     def _missing_or_declared(self) -> None:
-        for name, declared in {**self.groups, **self.declared, **self.outcomes}.items():
+        for name, declared in (*self.groups.items(), *self.declared.items(), *self.outcomes.items()):
             column = getattr(declared, "column", "") or name
             given = self.na_values.get(column, ()) if isinstance(self.na_values, dict) else self.na_values
             if isinstance(declared, Named) and (both := [text for text in declared.values if text in given]):

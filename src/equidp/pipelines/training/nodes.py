@@ -29,11 +29,11 @@ from equidp.tasks import task_of
 from equidp.training import TrainingRequest, predict, privacy_statement, train_model
 from equidp.training.charging import enter, enter_more, planned, repeated, stated_beyond
 from equidp.training.digests import code_of_others
-from equidp.training.networks import imposed
+from equidp.training.networks import class_weights, imposed
 from equidp.training.planning import plan_of
 from equidp.training.statement import figures_entry
 
-RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights"}
+RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision"}
 """Settings that the model's file records, for the documents that go out with it."""
 
 RECORDED_IF_SET = DESCENT | {
@@ -146,15 +146,22 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
     chosen = settings.algorithm(algorithm)
     built = imposed(settings.model, chosen, train.schema)
     own = algorithm if callable(chosen.optimizer) else chosen.optimizer or "sgd"
+    weights = class_weights(settings.training, train)
+    # `balanced` alone would not say them: declared sizes and data.keep stay inside
+    told = None if weights is None else [float(f"{weight:.6g}") for weight in weights]
     return {
         "model": built.name,
         "options": card_options(built.name, built.options),
         "schema": train.schema.to_dict(),
         "algorithm": algorithm,
-        "adjusted": chosen.objective.by_class,
+        "adjusted": chosen.objective.by_class or len(set(weights or ())) > 1,
         "training": settings.training.model_dump(mode="json", include=set(RECORDED_IF_SET), exclude_defaults=True)
         | settings.training.model_dump(mode="json", include=RECORDED)
-        | {"optimizer": settings.training.optimizer or own, "options": settings.options(algorithm)},
+        | {
+            "optimizer": settings.training.optimizer or own,
+            "class_weights": told,
+            "options": settings.options(algorithm),
+        },
         "source": settings.data.source,
         "source_options": published_options(settings.data.source, settings.data.options),
     }

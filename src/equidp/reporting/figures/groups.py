@@ -105,8 +105,8 @@ def _room_for_sure(chart: go.Figure, rows: Iterable[pd.DataFrame], column: str) 
     every = [of for row in rows for of in zip(row[column], row["ends"], row["count"], strict=True)]
     sure = [end for _, pair, count in every if pair and count >= MIN_TEST_RECORDS for end in pair]
     seen = [0.0, *(value for value, _, _ in every if pd.notna(value)), *sure]
-    if any(pair[0] < min(seen) or pair[1] > max(seen) for _, pair, _ in every if pair):
-        room = 0.05 * (max(seen) - min(seen))
+    room = 0.05 * (max(seen) - min(seen))
+    if room and any(pair[0] < min(seen) or pair[1] > max(seen) for _, pair, _ in every if pair):
         chart.update_yaxes(range=[min(seen) - room * (min(seen) < 0), max(seen) + room])
 
 

@@ -114,7 +114,7 @@ class Facts:
         encoding: the source's name and, where options described them, a table's columns or how images are read.
         parameters: number of the model's parameters.
         training: settings of the training; empty where the model's file does not have them.
-        adjusted: whether the loss allowed for how rare each class is.
+        adjusted: whether the loss did not count all classes alike.
         privacy: the privacy statement.
         audit: findings of an audit of the same training, or None.
         metrics: figures of test records released under differential privacy, or None.
