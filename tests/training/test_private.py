@@ -132,6 +132,8 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
     ("given", "words"),
     [
         ({"algorithm": "dpsgd_minimax"}, "dpsgd_minimax looks at the classes: give their number, `classes`"),
+        ({"algorithm": "dpsgd_f"}, "dpsgd_f looks at groups: give `groups`"),
+        ({"algorithm": "asc"}, "asc looks at groups: give `groups`"),
         ({"algorithm": "dpsgd_f", "groups": (GROUPS, 1)}, "groups are from 0 to 1: 1 are from 0 to 0"),
         ({"algorithm": "dpsgd_minimax", "classes": 1}, "labels are from 0 to 1: 1 are from 0 to 0"),
         ({"groups": (GROUPS[1:], 2)}, r"groups are torch.int64 \[299\]: give \[300\] int64"),
@@ -245,7 +247,7 @@ def test_epsilon_is_of_interrupted_steps_too() -> None:
 
 @pytest.mark.parametrize("name", ["asc", "dpis"])
 def test_where_noise_follows_from_releases_epsilon_is_the_budget_and_not_of_what_was_charged(name: str) -> None:
-    trainer = interrupted(name, 10)
+    trainer = interrupted(name, 10, classes=2)
     budget = trainer.algorithm.budget(trainer.plan)
     assert budget is not None
     assert spent(trainer) == budget.epsilon > epsilon(trainer.ledger.events, trainer.plan.delta).value

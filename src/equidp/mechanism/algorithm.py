@@ -293,6 +293,11 @@ class Algorithm:
             charges += [replace(event, count=event.count * (high - low)) for event in extra]
         return charges
 
+    @property
+    def of_groups(self) -> bool:
+        """Whether it releases something of groups, by its parts' own words."""
+        return any("group" in part.released for part in self.parts)
+
     def epsilon(self, plan: Plan) -> Epsilon:
         """The ε we stand by, known before training: of all trials that the plan declares. Infinite without privacy.
 

@@ -96,7 +96,7 @@ def make_private(
 
     Raises:
         EquidpError: as `plan_run` and `Trainer`, for an algorithm that is not private, is of another model or looks at
-            classes without their number, for a δ that promises nothing, and for data or groups of other kinds.
+            groups or classes that are not given, for a δ that promises nothing, and for data or groups of other kinds.
         ValueError: for a setting out of its range.
     """
     privacy = PrivacySettings(
@@ -187,6 +187,10 @@ def _groups(
     needs = algorithm.objective
     if needs.by_class and not classes:
         raise EquidpError(f"{algorithm.name} looks at the classes: give their number, `classes`.")
+    if algorithm.of_groups and groups is None and not classes:
+        raise EquidpError(
+            f"{algorithm.name} looks at groups: give `groups`, ids and how many there are, or `classes`, their number."
+        )
     if classes:
         _refuse_other_ids("labels", labels, classes, len(labels))
     if groups is not None:

@@ -103,7 +103,7 @@ def privacy_statement(
 def _released(algorithm: Algorithm, grouping: str) -> list[str]:
     """What is released besides the model, a sentence of each part."""
     words = [part.released for part in algorithm.parts if part.released]
-    return [*words, f"Groups are those of {grouping}."] if grouping and "group" in " ".join(words) else words
+    return [*words, f"Groups are those of {grouping}."] if grouping and algorithm.of_groups else words
 
 
 def _assumptions(
