@@ -178,6 +178,16 @@ def test_norms_and_sums_are_their_own() -> None:
     assert not torch.equal(first, second)
 
 
+def test_outputs_are_those_of_the_last_batch() -> None:
+    """`dpsgd_minimax` counts errors by them."""
+    engine = mlp()
+    engine.passes.keeps_outputs = True
+    for seed in range(TRIALS + 2):
+        features, labels = rows(20, seed)
+        engine.norms(features, labels)
+        torch.testing.assert_close(engine.passes.outputs_kept[:20], engine.model(features))
+
+
 def test_units_and_iterates_are_computed_afresh() -> None:
     engine = mlp()
     features, labels = rows(8)

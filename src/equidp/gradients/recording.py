@@ -102,13 +102,17 @@ class Recording:
         self._weights = torch.zeros(self.rows, device=features.device)
         self._passes = passes.twin()  # the recorded sum reads what these keep
         self._norms = recorder.record(lambda: self._passes.norms(self._features, self._labels))
-        self.outputs = self._passes.outputs_kept
         self._sum = recorder.record(lambda: self._passes.weighted_sum(self._weights))
 
     @property
     def on_trial(self) -> bool:
         """Whether it has yet to be trusted."""
         return self._states <= TRIALS
+
+    @property
+    def outputs(self) -> Tensor | None:
+        """The model's outputs of the last batch, where they are kept."""
+        return self._passes.outputs_kept
 
     def norms(self, features: Tensor, labels: Tensor) -> Tensor:
         """`[b]`, as of the passes."""
