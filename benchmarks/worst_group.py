@@ -399,15 +399,11 @@ def table_of(dataset: str, epsilon: float, results: Results) -> list[Row]:
 
 def kind_of(name: str, entry: Mapping[str, Any]) -> str:
     """What a row is compared as."""
-    return (
-        "reference"
-        if name == "sgd"
-        else "ablation"
-        if "of" in entry and not entry.get("published")
-        else "ours"
-        if entry.get("ours")
-        else "published"
-    )
+    if name == "sgd":
+        return "reference"
+    if entry.get("ours"):
+        return "ours"
+    return "published" if "of" not in entry or entry.get("published") else "ablation"
 
 
 def p_value(first: Mapping[int, float], second: Mapping[int, float]) -> float:
