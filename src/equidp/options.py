@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -106,6 +106,17 @@ Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(list
 
 NO_TEXT = frozenset({"yes", "no", "y", "n", "true", "false", "on", "off", "null", "~"})
 """Words that YAML takes for no text, unless they stand in quotes."""
+
+
+def refuse_idle(settings: BaseModel, names: Iterable[str], unless: str) -> None:
+    """Refuse settings that are not their defaults where they change nothing; `unless` says where they would.
+
+    Raises:
+        ValueError: for such a setting, to be reported by its class.
+    """
+    for name in names:
+        if getattr(settings, name) != type(settings).model_fields[name].default:
+            raise ValueError(f"{name} has no effect unless {unless}")
 
 
 def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: str) -> Settings:

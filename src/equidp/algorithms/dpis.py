@@ -67,6 +67,9 @@ from equidp.mechanism.parts import (
     WeightRule,
 )
 from equidp.mechanism.poisson import positions
+from equidp.options import refuse_idle
+
+OF_ADAPTIVE_CLIP = ("clip_multiplier", "external_clip_norm")
 
 MARGIN = 1e-6
 """K̃ exceeds b·C by this share, so that no inclusion probability reaches 1."""
@@ -120,7 +123,8 @@ class ImportanceSampler(Budgeted):
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
-        refuse_idle(self)
+        if not self.adaptive_clip:
+            refuse_idle(self, OF_ADAPTIVE_CLIP, "adaptive_clip is true")
         return self
 
     def adapt(self, plan: Plan) -> Plan:
@@ -339,18 +343,6 @@ def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Publ
     return Published(value, formula, guarantee=False)
 
 
-def refuse_idle(settings: ImportanceSampler | DPIS) -> None:
-    """Refuse settings of the adaptive bound where there is none.
-
-    Raises:
-        ValueError: for such settings, to be reported by their class.
-    """
-    fields = type(settings).model_fields
-    for name in ("clip_multiplier", "external_clip_norm"):
-        if not settings.adaptive_clip and getattr(settings, name) != fields[name].default:
-            raise ValueError(f"{name} has no effect unless adaptive_clip is true")
-
-
 class DPIS(AlgorithmSettings):
     """Settings of DPIS."""
 
@@ -381,7 +373,8 @@ class DPIS(AlgorithmSettings):
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
-        refuse_idle(self)
+        if not self.adaptive_clip:
+            refuse_idle(self, OF_ADAPTIVE_CLIP, "adaptive_clip is true")
         return self
 
     def build(self) -> Algorithm:

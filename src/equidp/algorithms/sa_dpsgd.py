@@ -35,6 +35,7 @@ from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm, Outcome, Published
 from equidp.mechanism.parts import Acceptance, Accepting, FlatClip, NoiseLevel, Positive, Run, noise_level
 from equidp.mechanism.poisson import poisson_sample
+from equidp.options import refuse_idle
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -59,7 +60,7 @@ class Annealing(Acceptance):
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
-        refuse_idle(self)
+        refuse_apart(self)
         return self
 
     @property
@@ -225,7 +226,7 @@ def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Publ
     return Published(published_count(plan, algorithm.sampler.sampling_rate(plan), accepted), formula, guarantee=False)
 
 
-def refuse_idle(settings: Annealing | SADPSGD) -> None:
+def refuse_apart(settings: Annealing | SADPSGD) -> None:
     """Refuse settings without one that they belong to.
 
     Raises:
@@ -233,10 +234,8 @@ def refuse_idle(settings: Annealing | SADPSGD) -> None:
     """
     if (settings.stop_on == "published_epsilon") != (settings.published_epsilon is not None):
         raise ValueError("stop_on=published_epsilon and a value of published_epsilon belong together")
-    fields = type(settings).model_fields
-    for name in ("energy_noise_multiplier", "loss_bound"):
-        if settings.energy != "private" and getattr(settings, name) != fields[name].default:
-            raise ValueError(f"{name} has no effect unless energy is private")
+    if settings.energy != "private":
+        refuse_idle(settings, ("energy_noise_multiplier", "loss_bound"), "energy is private")
 
 
 class SADPSGD(AlgorithmSettings):
@@ -265,7 +264,7 @@ class SADPSGD(AlgorithmSettings):
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
-        refuse_idle(self)
+        refuse_apart(self)
         return self
 
     def annealing(self) -> Annealing:
