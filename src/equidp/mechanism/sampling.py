@@ -106,6 +106,11 @@ class Examples:
                 "number, [N] int64."
             )
 
+    def to(self, device: torch.device) -> Examples:
+        """The same on another device."""
+        unit = None if self.unit is None else self.unit.to(device)
+        return Examples(self.features.to(device), self.labels.to(device), unit)
+
 
 class Population:
     """Training data as N units of privacy, resident on one device.

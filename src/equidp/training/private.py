@@ -113,7 +113,7 @@ def make_private(
     chosen = built.averaged(average)
     place, examples = device_of(training), _examples(data)
     ids, number = _groups(chosen, examples.labels, classes, groups)
-    train = _moved(examples, place)
+    train = examples.to(place)
     population = Population(train, ids.to(place), by_unit=train.unit is not None)
     crossed = classes if chosen.objective.crossed else 0
     plan = plan_run(
@@ -139,7 +139,7 @@ def make_private(
         optimizer=optimizer,
         physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size)[1],
         precision=precision,
-        public=None if public is None else _moved(_examples(public), place),
+        public=None if public is None else _examples(public).to(place),
     )
 
 
@@ -240,8 +240,3 @@ def _examples(data: Data) -> Examples:
     features, labels = map(torch.cat, zip(*read, strict=True))
     # what are Python's numbers there are float64 now
     return Examples(features, labels.float() if labels.dtype == torch.float64 else labels)
-
-
-def _moved(examples: Examples, place: torch.device) -> Examples:
-    unit = None if examples.unit is None else examples.unit.to(place)
-    return Examples(examples.features.to(place), examples.labels.to(place), unit)
