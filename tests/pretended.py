@@ -56,6 +56,14 @@ WATCHED: list[bool] = []
 """Not empty while nothing may wait for the device."""
 
 
+CAPTURED: list[bool] = []
+"""Not empty while a graph is captured."""
+
+
+class BringsError(RuntimeError):
+    """An operation that a CUDA graph cannot hold: torch's, too, is a RuntimeError."""
+
+
 class WaitsError(AssertionError):
     """An operation would have waited for the device."""
 
@@ -68,6 +76,22 @@ def nothing_waits() -> Iterator[None]:
         yield
     finally:
         WATCHED.pop()
+
+
+@contextmanager
+def captured() -> Iterator[None]:
+    """Within, as while a CUDA graph is captured: nothing waits, and nothing is brought from the host's memory."""
+    CAPTURED.append(True)
+    try:
+        with nothing_waits():
+            yield
+    finally:
+        CAPTURED.pop()
+
+
+def _refuse_bringing(what: Any) -> None:
+    if CAPTURED:
+        raise BringsError(f"{what} copies from the host: operation not permitted when stream is capturing")
 
 
 def _refuse_waiting(func: Any, args: Any, kwargs: Any) -> None:
@@ -115,7 +139,12 @@ class OnGpu(Tensor):
         device = kwargs.get("device", GPU)
         if WATCHED:
             _refuse_waiting(func, args, kwargs)
+        indices = args[1] if func.overloadpacket.__name__ in INDEXING else ()
+        if any(isinstance(i, Tensor) and not isinstance(i, OnGpu) for i in indices):
+            _refuse_bringing(f"{func}, by an index on the host,")
         if func is COPIES:
+            if not isinstance(args[1], OnGpu):
+                _refuse_bringing(func)
             numbers(args[0]).copy_(numbers(args[1]))
             return args[0]
         if func is CONVERSION:
@@ -148,8 +177,11 @@ class _Pretending(TorchFunctionMode):
             there = isinstance(first, OnGpu) if func in DRAWING else on_gpu(kwargs.get("device"))
             _refuse_generator(kwargs.get("generator"), there)
             if there and func in MAKING:
+                if func in (torch.tensor, torch.as_tensor):
+                    _refuse_bringing(func)
                 return _unwatched(lambda: OnGpu(func(*map(numbers, args), **{**kwargs, "device": "cpu"})))
         if func is Tensor.to and not isinstance(first, OnGpu) and any(map(_names_gpu, (*args[1:], *kwargs.values()))):
+            _refuse_bringing(func)
             kinds = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, torch.dtype)]
             assert first is not None
             assert not (first.requires_grad and torch.is_grad_enabled()), "no gradient leads back to the CPU here"
@@ -254,7 +286,7 @@ class Replaying(TorchDispatchMode):
     def record(self, work: Callable[[], Tensor], generators: Any = ()) -> Callable[[], Tensor]:
         work()  # warm
         kept = Replaying()
-        with kept:
+        with kept, captured():
             result = work()
         done = self.kept(kept.done)
 
