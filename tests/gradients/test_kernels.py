@@ -100,6 +100,7 @@ def test_group_norms_gradients_are_torchs(channels: int, groups: int, places: tu
     torch.testing.assert_close(kernels.group_norm(values, backprop, groups, 1e-5), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(
     ("channels", "size", "stride", "dilation", "padding", "image"),
     [
@@ -112,7 +113,10 @@ def test_group_norms_gradients_are_torchs(channels: int, groups: int, places: tu
         ((1, 17), (4, 4), (1, 1), (1, 1), 0, (4, 4)),  # one output pixel
     ],
 )
-def test_convolutions_gradients_are_torchs_record_by_record(channels, size, stride, dilation, padding, image) -> None:
+def test_convolutions_gradients_are_torchs_record_by_record(
+    channels, size, stride, dilation, padding, image, turned, monkeypatch
+) -> None:
+    monkeypatch.setattr(kernels, "TURNED", turned)
     layer = nn.Conv2d(*channels, size, stride, padding, dilation, bias=False).to(HERE)
     images = random(5, channels[0], *image)
     backprops = random(*layer(images).shape).cos()
@@ -295,6 +299,7 @@ for one in (how, flat):
 assert flat["FLAT"] and not how["FLAT"]
 names = "positions outputs channels height width down along apart aside top left"
 geometry = dict.fromkeys(names.split(), "i32")
+fused = {"enable_fp_fusion": True}  # as they are launched
 for kernel, given, constants in [
     (kernels._squares, dict(rows=P, lengths=I, strides=L, entries=F, starts=(*I, "i32"), out="*fp32", records="i32"),
      dict(COUNT=3, PIECE=kernels.PIECE, BLOCK=kernels.BLOCK)),
@@ -313,24 +318,27 @@ for kernel, given, constants in [
 ]:
     source = ASTSource(kernel, given | dict.fromkeys(constants, "constexpr"), constants)
     for capability in (80, 90):
-        assert compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+        assert compile(source, target=GPUTarget("cuda", capability, 32), options=fused).asm["cubin"]
 given = dict(images="*fp32", backprops="*fp32", squares="*fp32", gradients="*fp32", stride="i32", lost="fp32",
              records="i32", **geometry)
 of_sixteen = [i for i, name in enumerate(given) if given[name] == "*fp32" or name in ("outputs", "channels")]
 for layer, side, padding in ((pixel, 14, 0), (pixel, 7, 0), (around, 28, 1), (around, 14, 1), (around, 7, 1)):
     both = torch.zeros(2, layer.channels[0], side, side), torch.zeros(2, layer.channels[1], side, side)
     how = kernels.Tiles(layer, *both, (padding, padding), padding > 0)._how()
-    options = {name: how.pop(name) for name in ("num_warps", "num_stages")}
+    options = {name: how.pop(name) for name in ("num_warps", "num_stages")} | fused
     constants = dict(KEEP=False, **how)
     source = ASTSource(kernels._form, given | dict.fromkeys(constants, "constexpr"), constants,
                        {(i,): [["tt.divisibility", 16]] for i in of_sixteen})
     code = compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
     if side == 14 and not padding:  # no multiple of 16, which is all that Triton looks for; rows begin at 16 bytes
         assert "cp.async.cg" in code["ptx"] and "cp.async.ca" not in code["ptx"]
-    (read,) = set(re.findall(r"tensor<32x128x!tt.ptr<f32>, (#blocked\\d*)>", code["ttgir"]))
-    found = re.search(read + r" = .*threadsPerWarp = \\[(\\d+), \\d+\\].*order = \\[(.*?)\\]", code["ttgir"])
-    # threads side by side read pixels side by side, not channels, which lie far apart
-    assert int(found[1]) >= 8 and found[2] == "0, 1", (layer, side, found[0])
+    blocks = set(re.findall(r"tensor<(32x128|128x32)x!tt.ptr<f32>, (#blocked\\d*)>", code["ttgir"]))
+    assert blocks
+    for shape, block in blocks:
+        found = re.search(block + r" = .*threadsPerWarp = \\[(\\d+), (\\d+)\\].*order = \\[(\\d)", code["ttgir"])
+        # threads side by side read pixels, 32 of a block, side by side, not channels, which lie far apart
+        pixels = shape.split("x").index("32")
+        assert int(found[1 + pixels]) >= 8 and int(found[3]) == pixels, (layer, side, found[0])
 print("compiled")
 """
 

@@ -34,28 +34,23 @@ NARROW = 32  # and where products have all digits, as when a model is tried out:
 MOST_STAGES = 3
 PROGRAMS = 1 << 9  # that a weighted sum is cut into, where tiles are few
 
+TURNED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
+"""Which axis of a block neighbouring threads lie along, where nothing else decides: since Triton 3.7 the last one."""
+
 LOST = tl.constexpr(rounding.LOST)
 
 
 def launch(kernel: Any, like: Tensor, grid: tuple[int, int], *given: Any, **constants: Any) -> None:
     """Launch a kernel on the device of `like`, on torch's current stream."""
-    with torch.cuda.device_of(like):
-        kernel[grid](*given, **constants)
+    with torch.cuda.device_of(like):  # sums of products are fused as ever: from Triton 3.10 on they are not by default
+        kernel[grid](*given, **constants, enable_fp_fusion=True)
 
 
 @triton.jit
 def _squares(
-    rows,
-    lengths,
-    strides,
-    entries,
-    starts,
-    out,
-    records,
-    COUNT: tl.constexpr,
-    PIECE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    rows, lengths, strides, entries, starts, out, records,
+    COUNT: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     piece, record = tl.program_id(0), tl.program_id(1)
     row, length, stride, start, lost = rows[0], lengths[0], strides[0], starts[0], entries[0]
     for i in tl.static_range(1, COUNT):  # whose piece it is; one body for all, as each would be compiled anew
@@ -104,17 +99,9 @@ def row_squares(rows: Sequence[Tensor], entries: Sequence[int], room: Sequence[i
 
 @triton.jit
 def _products(
-    lefts,
-    rights,
-    sides,
-    places,
-    counts,
-    out,
-    each,
-    COUNT: tl.constexpr,
-    LONGEST: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    lefts, rights, sides, places, counts, out, each,
+    COUNT: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     entry, record = tl.program_id(0), tl.program_id(1)
     lefts_, rights_, side, place, count = lefts[0], rights[0], sides[0], places[0], counts[0]
     for i in tl.static_range(1, COUNT):
@@ -218,24 +205,31 @@ def group_norm(values: Tensor, backprop: Tensor, groups: int, eps: float) -> tup
 @triton.jit
 def _multiplied(
     image, backprop, limit, out, place, first, total, positions, outputs, channels, height, width,
-    down, along, apart, aside, top, left, ACROSS: tl.constexpr, FLAT: tl.constexpr,
+    down, along, apart, aside, top, left, ACROSS: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # a tile of one record's gradient, and what some output pixels more add to it
     pixel, kernel = first + tl.arange(0, BLOCK), place % (ROWS * COLUMNS)
     known = (out < outputs)[:, None] & (pixel < limit)[None, :]
     one = tl.load(backprop + out[:, None] * positions + pixel[None, :], mask=known, other=0.0)
-    known = (pixel < limit)[:, None] & (place < channels * ROWS * COLUMNS)[None, :]
+    # as [BLOCK, IN], or turned, as [IN, BLOCK]: threads side by side shall read pixels side by side
+    of_pixels: tl.constexpr = 0 if TURNED else 1
+    of_places: tl.constexpr = 1 - of_pixels
+    known = (pixel < limit).expand_dims(of_pixels) & (place < channels * ROWS * COLUMNS).expand_dims(of_places)
     if FLAT:  # a window is the pixel itself
-        other = tl.load(image + pixel[:, None] + place[None, :] * positions, mask=known, other=0.0)
+        at = pixel.expand_dims(of_pixels) + (place * positions).expand_dims(of_places)
     else:  # ACROSS is compiled in: a thread divides by it for every pixel
         row, column = pixel // ACROSS * down - top, pixel % ACROSS * along - left  # of a window's first pixel
         lower, farther = kernel // COLUMNS * apart, kernel % COLUMNS * aside
         if PADDED:  # what is negative is large without its sign
-            rows, columns = row[:, None] + lower[None, :], column[:, None] + farther[None, :]
+            rows = row.expand_dims(of_pixels) + lower.expand_dims(of_places)
+            columns = column.expand_dims(of_pixels) + farther.expand_dims(of_places)
             known = known & (rows.to(tl.uint32, bitcast=True) < height) & (columns.to(tl.uint32, bitcast=True) < width)
         seen = (place // (ROWS * COLUMNS) * height + lower) * width + farther
-        other = tl.load(image + (row * width + column)[:, None] + seen[None, :], mask=known, other=0.0)
+        at = (row * width + column).expand_dims(of_pixels) + seen.expand_dims(of_places)
+    other = tl.load(image + at, mask=known, other=0.0)
+    if TURNED:
+        other = tl.trans(other)
     return tl.dot(one, other, total, input_precision=PRECISION)
 
 
@@ -244,7 +238,7 @@ def _form(
     images, backprops, squares, gradients, stride, lost, records,
     positions, outputs, channels, height, width, down, along, apart, aside, top, left,
     KEEP: tl.constexpr, BLOCKS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, ACROSS: tl.constexpr,
-    FLAT: tl.constexpr, ALIGNED: tl.constexpr,
+    FLAT: tl.constexpr, TURNED: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile, record, seen = tl.program_id(0), tl.program_id(1).to(tl.int64), channels * ROWS * COLUMNS
@@ -256,7 +250,7 @@ def _form(
     for block in range(BLOCKS):
         total = _multiplied(
             image, backprop, positions, out, place, block * BLOCK, total, positions, outputs, channels, height, width,
-            down, along, apart, aside, top, left, ACROSS, FLAT, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
+            down, along, apart, aside, top, left, ACROSS, FLAT, TURNED, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
         )  # fmt: skip
     sums = tl.sum(tl.sum(total * total, 1), 0) + tl.where(tile == 0, lost, 0.0)
     tl.store(squares + tile * records + record, sums)
@@ -270,7 +264,7 @@ def _weighted(
     images, backprops, weights, sums, records,
     positions, outputs, channels, height, width, down, along, apart, aside, top, left,
     EACH: tl.constexpr, BLOCKS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, ACROSS: tl.constexpr,
-    FLAT: tl.constexpr, ALIGNED: tl.constexpr,
+    FLAT: tl.constexpr, TURNED: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile, share, seen = tl.program_id(0), tl.program_id(1), channels * ROWS * COLUMNS
@@ -285,7 +279,7 @@ def _weighted(
         limit = tl.where(weight != 0, positions, 0)  # what has no weight is not read: 0 · NaN would be NaN
         own = _multiplied(
             image, backprop, limit, out, place, step % BLOCKS * BLOCK, own, positions, outputs, channels, height, width,
-            down, along, apart, aside, top, left, ACROSS, FLAT, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
+            down, along, apart, aside, top, left, ACROSS, FLAT, TURNED, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
         )  # fmt: skip
         ends = step % BLOCKS == BLOCKS - 1  # its gradient is whole, and as it was formed
         total += tl.where(ends, weight, 0.0) * own
@@ -400,6 +394,7 @@ class Tiles:
             "IN": tile.columns,
             "ACROSS": pixels[1],
             "FLAT": self.kernel.size == (1, 1) and whole and not self.padded,
+            "TURNED": TURNED,
             "ALIGNED": math.gcd(pixels.numel(), 4),
             "ROWS": self.kernel.size[0],
             "COLUMNS": self.kernel.size[1],
