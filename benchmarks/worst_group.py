@@ -540,13 +540,17 @@ def figure(tables: Mapping[str, Sequence[Row]], path: Path) -> None:
     for panel in panels.flat[len(tables) :]:
         panel.set_visible(False)
     for panel, (dataset, table) in zip(panels.flat, tables.items(), strict=False):
-        rows = [row for row in table if row.kind in colours]
-        for row in rows:
+        # right or left of the point, above or below it: those that lie close together go apart
+        by_worst = [row.name for row in table if row.name in (OURS, "dpsgd_level")]
+        labelled = {name: (1, place) for place, name in enumerate(by_worst)}
+        labelled |= {"dpsgd": (1, 1), "sgd": (-1, 1), best_published(table): (-1, 0)}
+        for row in (row for row in table if row.kind in colours):
             x, y = row.mean("overall"), row.mean("worst")
             panel.plot(x, y, "o", color=colours[row.kind], markersize=6)
-            ahead = not any(r.mean("overall") > x and r.mean("worst") > y for r in rows if r.kind != "reference")
-            if ahead or row.kind == "ours" or row.name in ("dpsgd", "sgd"):
-                panel.annotate(row.name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
+            if row.name in labelled:
+                side, down = labelled[row.name]
+                where = {"xytext": (6 * side, 5 - 15 * down), "textcoords": "offset points"}
+                panel.annotate(row.name, (x, y), ha="left" if side > 0 else "right", fontsize=8, **where)
         for kind, colour in colours.items():
             panel.plot([], [], "o", color=colour, label="not private" if kind == "reference" else kind)
         panel.legend(loc="best", fontsize=8)
