@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from equidp.accounting.calibration import divergences
+from equidp.accounting.calibration import divergences, noise_within
 from equidp.accounting.dataset_ledger import DatasetLedger
+from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.trials import Trials
 from equidp.data.records import Split
@@ -94,6 +95,32 @@ def test_no_trial_has_a_larger_divergence_than_the_one_that_epsilon_is_of(tmp_pa
         assert all(a <= b * (1 + 1e-9) for a, b in zip(found, most, strict=True))
     assert tuning.epsilon() == pytest.approx(Trials(law="geometric", mean=3).epsilon(tuning.reference, DELTA).value)
     assert tuning.epsilon([Event(0.5, 2.0)]) > tuning.epsilon()
+
+
+def test_trials_are_compared_where_the_divergence_of_the_first_is_known(tmp_path: Any, digits: Any) -> None:
+    """Below order 2 it may be known at none: beside an infinite one, 25 times the steps had the noise 1, and ε 40."""
+    given = settings(
+        tmp_path,
+        privacy={"noise_multiplier": 3.0, "delta": DELTA, "trials_law": "poisson", "trials_mean": 50},
+        training={"epochs": 2, "batch_size": 575, "device": "cpu"},
+        tune={"grid": {"training": {"epochs": "2+50"}}},
+    )
+    tuning = plan_tuning(parts(digits, given).train, given)
+    orders = tuning.plan.trials.orders
+    assert orders is not None
+    most, longer = divergences(tuning.reference, orders), tuning.points[1]
+    assert all(0 < one < math.inf for one in most)
+    events = longer.settings.algorithm("dpsgd").events(longer.plan)
+    assert all(a <= b for a, b in zip(divergences(events, orders), most, strict=True))
+    assert epsilon(events, DELTA).value < tuning.epsilon()
+
+
+@pytest.mark.parametrize("orders", [(1.1, 4.4), (4.4, 1.1)])
+def test_no_noise_is_found_within_an_unknown_divergence(orders: tuple[float, ...]) -> None:
+    reference = (Event(0.5, 3.0, 4),)
+    assert math.inf in divergences(reference, orders)
+    with pytest.raises(ValueError, match="bound no other"):
+        noise_within(lambda noise: (Event(0.5, noise, 100),), reference, orders)
 
 
 def test_a_release_in_multiples_of_the_noise_is_no_other_at_one_noise_only(tmp_path: Any, digits: Any) -> None:

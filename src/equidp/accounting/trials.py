@@ -52,7 +52,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 
-from equidp.accounting.calibration import calibrate, smallest_noise_of_few
+from equidp.accounting.calibration import calibrate, divergences, smallest_noise_of_few
 from equidp.accounting.epsilon import (
     LIVE_ORDERS,
     Epsilon,
@@ -184,10 +184,14 @@ class Trials:
     def telling(self, run: Sequence[Event], delta: float) -> Trials:
         """The same law by the one or two orders that its ε follows from: that of the release, and that of the choice.
 
-        They are found from public events before the first trial, so that they are fixed whatever happens.
+        They are found from public events before the first trial, so that they are fixed whatever happens. An order at
+        which one trial's divergence is not known, as that of many fractional ones, is none of them: with an infinite
+        one no other trial could be compared.
         """
         found = self._selected(run)
-        by_order = {float(order): float(of) for order, of in zip(found.orders, found.rdp, strict=True) if order > 1}
+        orders = tuple(map(float, found.orders))
+        rows = zip(orders, map(float, found.rdp), divergences(run, orders), strict=True)
+        by_order = {order: of for order, of, alone in rows if order > 1 and 0 < alone < math.inf}
         best = min(by_order, key=lambda order: epsilon_of(by_order[order], order, delta))
         pairs = [replace(self, orders=tuple(sorted({best, other}))) for other in by_order]
         return min(pairs, key=lambda trials: trials.epsilon(run, delta).value)
