@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from scipy.optimize import brentq
 
 from equidp.accounting.calibration import divergences, noise_within
 from equidp.accounting.dataset_ledger import DatasetLedger
@@ -185,6 +187,39 @@ def test_the_geometric_law_is_drawn_as_it_is_defined() -> None:
 
 class Crash(BaseException):
     """Stands for a process that dies."""
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        Trials(law="poisson", mean=1000.0),
+        Trials(law="poisson", mean=1e5),
+        Trials(law="negative_binomial", mean=1000.0, shape=1e6),
+        Trials(law="negative_binomial", mean=1000.0, shape=1e-3),
+        Trials(law="negative_binomial", mean=1 + 1e-10, shape=1e6),
+    ],
+    ids=str,
+)
+def test_the_number_of_very_many_trials_is_drawn_by_the_law_too(trials: Trials) -> None:
+    """Where the probability of one trial is 0 in floating point, or another law is so near."""
+    for uniform in (1e-9, 0.1, 0.5, 0.9, 1 - 1e-9):
+        found = trials.draw(uniform)
+        assert by_scipy(trials, found - 1) <= uniform + 1e-9
+        assert by_scipy(trials, found) >= uniform - 1e-9
+
+
+def by_scipy(trials: Trials, most: int) -> float:
+    """The probability of so many trials at most."""
+    if trials.mean is None or trials.mean < 1.001:
+        return float(most >= 1)
+    if trials.law == "poisson":
+        return float(stats.poisson.cdf(most, trials.mean))  # none has a probability of 0
+    gamma = brentq(
+        lambda one: float(stats.nbinom.mean(trials.eta, one)) / -math.expm1(trials.eta * math.log(one)) - trials.mean,
+        1e-9, 1 - 1e-9,
+    )  # fmt: skip
+    none = math.exp(trials.eta * math.log(gamma))
+    return (float(stats.nbinom.cdf(most, trials.eta, gamma)) - none) / (1 - none)
 
 
 def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any, digits: Any, monkeypatch: Any) -> None:
