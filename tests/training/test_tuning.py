@@ -361,6 +361,8 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
     [
         ({"privacy": {"noise_multiplier": 2.0}}, "law of the number of trials"),
         ({"tune": {"grid": {}}}, "tune.grid is empty"),
+        ({"tune": {"grid": {"training": {"learning_rate": None}}}}, "training.learning_rate has no values"),
+        ({"tune": {"box": {"training": {"learning_rate": True}}}}, "learning_rate=True: give two numbers"),
         ({"tune": {"grid": {"data": {"keep": [1]}}}}, "Unknown block of settings in tune.grid 'data'"),
         ({"tune": {"grid": {"training": {"learning_rat": [1]}}}}, "Did you mean 'training.learning_rate'"),
         (
@@ -390,6 +392,5 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
 def test_what_cannot_be_tuned_is_refused_before_any_trial(
     tmp_path: Any, digits: Any, more: dict[str, Any], message: str
 ) -> None:
-    given = settings(tmp_path, **more)
     with pytest.raises(EquidpError, match=message):
-        plan_tuning(parts(digits, given).train, given)
+        plan_tuning(parts(digits, given := settings(tmp_path, **more)).train, given)
