@@ -97,6 +97,12 @@ def listed(value: Any) -> Any:
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def values_of(value: Any) -> list[Any]:
+    """`listed`, of anything: of `true` and a block a list of itself, of nothing an empty one."""
+    found = listed(value)
+    return list(found) if isinstance(found, list | tuple) else [] if found is None else [found]
+
+
 RATIO = r"^(\d*[1-9]\d*(\.\d+)?|\d+\.\d*[1-9]\d*)x$"
 """What a ratio to another setting looks like; one of 0 would be no noise."""
 

@@ -144,6 +144,22 @@ def test_half_a_line_of_a_crash_goes_and_a_damaged_line_is_refused(tmp_path: Pat
             ledger.entries()
 
 
+def test_an_entry_whose_end_of_line_an_editor_cut_off_still_counts(tmp_path: Path) -> None:
+    ledger = DatasetLedger(tmp_path, "adult")
+    ledger.charge([entry(run="a"), entry(run="b")], delta=DELTA)
+    ledger.path.write_bytes(ledger.path.read_bytes().rstrip(b"\n"))
+    assert [one.run for one in ledger.entries()] == ["a", "b"]
+    with pytest.raises(EquidpError, match=r"privacy\.total_epsilon"):
+        ledger.charge([entry(run="c")], delta=DELTA, limit=total_epsilon(ledger.entries(), DELTA))
+    ledger.charge([entry(run="c")], delta=DELTA)
+    assert [one.run for one in ledger.entries()] == ["a", "b", "c"]
+
+
+def test_next_to_nothing_is_no_negative_total() -> None:
+    almost = dataclasses.replace(entry(), events=(Event(1e-6, 1e3),))
+    assert total_epsilon([almost], 1e-2) == 0.0
+
+
 def test_a_ledger_that_was_edited_or_lost_a_line_is_refused_and_one_without_checks_is_continued(tmp_path: Path) -> None:
     ledger = DatasetLedger(tmp_path, "adult")
     ledger.path.write_text(f"{dataclasses.replace(entry(run='old'), data=('adult',)).to_json()}\n", encoding="utf-8")

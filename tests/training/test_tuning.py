@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from scipy.optimize import brentq
 
-from equidp.accounting.calibration import divergences
+from equidp.accounting.calibration import divergences, noise_within
 from equidp.accounting.dataset_ledger import DatasetLedger
+from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.trials import Trials
 from equidp.data.records import Split
@@ -96,6 +99,32 @@ def test_no_trial_has_a_larger_divergence_than_the_one_that_epsilon_is_of(tmp_pa
     assert tuning.epsilon([Event(0.5, 2.0)]) > tuning.epsilon()
 
 
+def test_trials_are_compared_where_the_divergence_of_the_first_is_known(tmp_path: Any, digits: Any) -> None:
+    """Below order 2 it may be known at none: beside an infinite one, 25 times the steps had the noise 1, and ε 40."""
+    given = settings(
+        tmp_path,
+        privacy={"noise_multiplier": 3.0, "delta": DELTA, "trials_law": "poisson", "trials_mean": 50},
+        training={"epochs": 2, "batch_size": 575, "device": "cpu"},
+        tune={"grid": {"training": {"epochs": "2+50"}}},
+    )
+    tuning = plan_tuning(parts(digits, given).train, given)
+    orders = tuning.plan.trials.orders
+    assert orders is not None
+    most, longer = divergences(tuning.reference, orders), tuning.points[1]
+    assert all(0 < one < math.inf for one in most)
+    events = longer.settings.algorithm("dpsgd").events(longer.plan)
+    assert all(a <= b for a, b in zip(divergences(events, orders), most, strict=True))
+    assert epsilon(events, DELTA).value < tuning.epsilon()
+
+
+@pytest.mark.parametrize("orders", [(1.1, 4.4), (4.4, 1.1)])
+def test_no_noise_is_found_within_an_unknown_divergence(orders: tuple[float, ...]) -> None:
+    reference = (Event(0.5, 3.0, 4),)
+    assert math.inf in divergences(reference, orders)
+    with pytest.raises(ValueError, match="bound no other"):
+        noise_within(lambda noise: (Event(0.5, noise, 100),), reference, orders)
+
+
 def test_a_release_in_multiples_of_the_noise_is_no_other_at_one_noise_only(tmp_path: Any, digits: Any) -> None:
     """At σ = 1 counts of noise `1x` and of 1.0 are one event, but more noise helps the first alone."""
     privacy = {"noise_multiplier": 1.0, "delta": DELTA, "trials_law": "geometric", "trials_mean": 3}
@@ -158,6 +187,39 @@ def test_the_geometric_law_is_drawn_as_it_is_defined() -> None:
 
 class Crash(BaseException):
     """Stands for a process that dies."""
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        Trials(law="poisson", mean=1000.0),
+        Trials(law="poisson", mean=1e5),
+        Trials(law="negative_binomial", mean=1000.0, shape=1e6),
+        Trials(law="negative_binomial", mean=1000.0, shape=1e-3),
+        Trials(law="negative_binomial", mean=1 + 1e-10, shape=1e6),
+    ],
+    ids=str,
+)
+def test_the_number_of_very_many_trials_is_drawn_by_the_law_too(trials: Trials) -> None:
+    """Where the probability of one trial is 0 in floating point, or another law is so near."""
+    for uniform in (1e-9, 0.1, 0.5, 0.9, 1 - 1e-9):
+        found = trials.draw(uniform)
+        assert by_scipy(trials, found - 1) <= uniform + 1e-9
+        assert by_scipy(trials, found) >= uniform - 1e-9
+
+
+def by_scipy(trials: Trials, most: int) -> float:
+    """The probability of so many trials at most."""
+    if trials.mean is None or trials.mean < 1.001:
+        return float(most >= 1)
+    if trials.law == "poisson":
+        return float(stats.poisson.cdf(most, trials.mean))  # none has a probability of 0
+    gamma = brentq(
+        lambda one: float(stats.nbinom.mean(trials.eta, one)) / -math.expm1(trials.eta * math.log(one)) - trials.mean,
+        1e-9, 1 - 1e-9,
+    )  # fmt: skip
+    none = math.exp(trials.eta * math.log(gamma))
+    return (float(stats.nbinom.cdf(most, trials.eta, gamma)) - none) / (1 - none)
 
 
 def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any, digits: Any, monkeypatch: Any) -> None:
@@ -299,6 +361,8 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
     [
         ({"privacy": {"noise_multiplier": 2.0}}, "law of the number of trials"),
         ({"tune": {"grid": {}}}, "tune.grid is empty"),
+        ({"tune": {"grid": {"training": {"learning_rate": None}}}}, "training.learning_rate has no values"),
+        ({"tune": {"box": {"training": {"learning_rate": True}}}}, "learning_rate=True: give two numbers"),
         ({"tune": {"grid": {"data": {"keep": [1]}}}}, "Unknown block of settings in tune.grid 'data'"),
         ({"tune": {"grid": {"training": {"learning_rat": [1]}}}}, "Did you mean 'training.learning_rate'"),
         (
@@ -328,6 +392,5 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
 def test_what_cannot_be_tuned_is_refused_before_any_trial(
     tmp_path: Any, digits: Any, more: dict[str, Any], message: str
 ) -> None:
-    given = settings(tmp_path, **more)
     with pytest.raises(EquidpError, match=message):
-        plan_tuning(parts(digits, given).train, given)
+        plan_tuning(parts(digits, given := settings(tmp_path, **more)).train, given)

@@ -185,8 +185,13 @@ def noise_within(
     """The smallest noise multiplier whose events have, at these orders, no larger Rényi divergence than the reference.
 
     What is shown at these orders for trials of the reference's events then holds for trials of these, and of both.
+
+    Raises:
+        ValueError: at one of these orders the reference's divergence is infinite, or 0 by rounding.
     """
     most = divergences(reference, orders)
+    if not all(0 < most_at < math.inf for most_at in most):  # ∞/∞ is no number, and no number is above the target
+        raise ValueError(f"Divergences of {most} at the orders {tuple(orders)} bound no other's.")
 
     def excess(noise: float) -> float:
         return max(a / b for a, b in zip(divergences(events_for(noise), orders), most, strict=True))

@@ -195,8 +195,10 @@ class DatasetLedger:
             file.seek(0)
             content = file.read()
             # what a crash left of a line was not durable, so its training had not begun
-            file.truncate(len(_whole(content)))
-            before = (_whole(content).splitlines() or [b""])[-1]
+            whole = _whole(content)
+            file.truncate(min(len(whole), len(content)))
+            file.write(whole[len(content) :])  # the end of a last line, which an editor has cut off
+            before = (whole.splitlines() or [b""])[-1]
             for entry in entries:
                 before = _checked(before, entry.to_json().encode()[:-1])
                 file.write(before + b"\n")
@@ -237,7 +239,7 @@ def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
         return 0.0
     worst = [_largest([_added(of) for of in parts.values()]) for parts in splits.values()]
     curve = zip(_orders(), (sum(at) for at in zip(*worst, strict=True)), strict=True)
-    found = min(epsilon_of(divergence, order, delta) for order, divergence in curve if order > 1)
+    found = max(0.0, min(epsilon_of(divergence, order, delta) for order, divergence in curve if order > 1))
     combinations = list(itertools.product(*(parts.values() for parts in splits.values())))
     plain = all(entry.plain for parts in splits.values() for of in parts.values() for entry in of)
     if not plain or len(combinations) > MOST_COMBINATIONS:
@@ -314,5 +316,8 @@ def _checked(before: bytes, body: bytes) -> bytes:
 
 
 def _whole(content: bytes) -> bytes:
-    """Content up to the end of its last whole line."""
-    return content[: content.rfind(b"\n") + 1]
+    """Content up to the end of its last whole line; one that fits its check is whole, though its end was cut off."""
+    end = content.rfind(b"\n") + 1
+    before, last = (content[:end].splitlines() or [b""])[-1], content[end:]
+    whole = CHECK in last and last == _checked(before, last.rpartition(CHECK)[0])
+    return content[:end] + (last + b"\n" if whole else b"")

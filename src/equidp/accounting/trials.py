@@ -52,7 +52,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 
-from equidp.accounting.calibration import calibrate, smallest_noise_of_few
+from equidp.accounting.calibration import calibrate, divergences, smallest_noise_of_few
 from equidp.accounting.epsilon import (
     LIVE_ORDERS,
     Epsilon,
@@ -73,6 +73,9 @@ LAW_ORDERS = tuple(sorted({*RdpAccountant().orders.tolist(), *map(float, LIVE_OR
 
 MOST_TRIALS = 10**9
 """Where rounding keeps the sum of a law below 1, drawing ends here."""
+
+LEAST = -700.0
+"""ln of a probability below which those of so many trials add up to no digit of the sum."""
 
 SHAPE = 0.5
 """η of the negative binomial law, unless another is given."""
@@ -163,19 +166,26 @@ class Trials:
         """The number of trials that belongs to a uniform number in [0, 1), by the law's inverse.
 
         P(k+1)/P(k) is (1−γ)(k+η)/(k+1), or μ/(k+1), so the sum goes up from P(1) until it passes the uniform number. A
-        uniform number of 53 bits moves each probability by less than 1e-15.
+        uniform number of 53 bits moves each probability by less than 1e-15; of 100,000 trials rounding moves the sum by
+        less than 1e-9.
         """
         assert self.mean is not None
-        if self.mean <= 1 + 1e-12:
+        if self.mean <= 1 + 1e-6:  # one trial costs no more than the law
             return 1
         if self.law == "poisson":
             rate = brentq(lambda mu: mu / -math.expm1(-mu) - self.mean, 1e-12, self.mean)
-            chance, ratio = rate / math.expm1(rate), lambda k: rate / (k + 1)
+            log_chance = math.log(rate) - rate - math.log(-math.expm1(-rate))
+            ratio = lambda k: rate / (k + 1)  # noqa: E731
         else:
             gamma, eta = brentq(lambda one: _mean(one, self.eta) - self.mean, 1e-12, 1 - 1e-12), self.eta
-            scale = math.log(1 / gamma) if eta == 0 else (gamma**-eta - 1) / eta
-            chance, ratio = (1 - gamma) / scale, lambda k: (1 - gamma) * (k + eta) / (k + 1)
-        k, reached = 1, chance
+            log_none = eta * math.log(gamma)
+            scale = math.log(1 / gamma) if eta == 0 else -math.expm1(log_none) / eta
+            log_chance = math.log1p(-gamma) - math.log(scale) + log_none
+            ratio = lambda k: (1 - gamma) * (k + eta) / (k + 1)  # noqa: E731
+        k = 1
+        while log_chance < LEAST:
+            k, log_chance = k + 1, log_chance + math.log(ratio(k))
+        chance = reached = math.exp(log_chance)
         while reached <= uniform and k < MOST_TRIALS:
             chance *= ratio(k)
             k, reached = k + 1, reached + chance
@@ -184,10 +194,14 @@ class Trials:
     def telling(self, run: Sequence[Event], delta: float) -> Trials:
         """The same law by the one or two orders that its ε follows from: that of the release, and that of the choice.
 
-        They are found from public events before the first trial, so that they are fixed whatever happens.
+        They are found from public events before the first trial, so that they are fixed whatever happens. An order at
+        which one trial's divergence is not known, as that of many fractional ones, is none of them: with an infinite
+        one no other trial could be compared.
         """
         found = self._selected(run)
-        by_order = {float(order): float(of) for order, of in zip(found.orders, found.rdp, strict=True) if order > 1}
+        orders = tuple(map(float, found.orders))
+        rows = zip(orders, map(float, found.rdp), divergences(run, orders), strict=True)
+        by_order = {order: of for order, of, alone in rows if order > 1 and 0 < alone < math.inf}
         best = min(by_order, key=lambda order: epsilon_of(by_order[order], order, delta))
         pairs = [replace(self, orders=tuple(sorted({best, other}))) for other in by_order]
         return min(pairs, key=lambda trials: trials.epsilon(run, delta).value)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from equidp.data.sources import record_words
 from equidp.errors import EquidpError, refuse_unknown
-from equidp.options import HUGE, Declared, Delta, Number, Positive, dotted, listed
+from equidp.options import HUGE, Declared, Delta, Number, Positive, dotted, listed, values_of
 
 if TYPE_CHECKING:
     from equidp.accounting.trials import Trials
@@ -393,12 +393,12 @@ class TuneSettings(Block):
     @property
     def values(self) -> dict[str, list[Any]]:
         """Each setting's values, by its dotted name."""
-        return {name: list(listed(value)) for name, value in dotted(self.grid).items()}
+        return {name: values_of(value) for name, value in dotted(self.grid).items()}
 
     @property
     def ranges(self) -> dict[str, list[Any]]:
         """Each range's ends, and `log` where it is logarithmic, by the setting's dotted name."""
-        return {name: list(listed(value)) for name, value in dotted(self.box).items()}
+        return {name: values_of(value) for name, value in dotted(self.box).items()}
 
 
 class ReportSettings(Block):

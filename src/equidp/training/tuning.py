@@ -272,6 +272,8 @@ def _refuse_other_places(settings: Settings) -> None:
         refuse_unknown(f"block of settings in tune.{where}", blocks, (*VARIED, settings.audited))
     if both := values.keys() & ranges.keys():
         raise EquidpError(f"tune.grid and tune.box both have {min(both)}: give it in one of them.")
+    if empty := [name for name, of in values.items() if not of]:
+        raise EquidpError(f"tune.grid.{empty[0]} has no values: give some, such as 0.1+0.5.")
     if not values and not ranges:
         raise EquidpError(
             "tune.grid is empty: name settings and values, such as tune.grid.training.learning_rate=0.1+0.5, or a "
