@@ -107,6 +107,13 @@ def test_a_cell_whose_process_could_not_be_started_is_tried_again(make_job, call
     assert outcome.reason == "its process could not be started (EOFError: unexpected EOF)"
 
 
+def test_a_worker_of_another_version_runs_no_cell(make_job, calls):
+    """A table would hold results of both, and nobody could tell which."""
+    outcome = run_cell(make_job(code="of another version"))
+    assert (calls, outcome.attempts) == ([], 0)
+    assert "runs another version of equidp" in outcome.reason
+
+
 def test_a_cell_that_keeps_failing_tells_its_last_line(make_job, calls, monkeypatch):
     monkeypatch.setenv("FAILING", "9")
     job = make_job(retries=2)
