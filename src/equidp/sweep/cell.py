@@ -162,7 +162,8 @@ def _attempt(job: Job, lock: int) -> str | None:
 def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     """`kedro …` in a process that ends when this one does; its exit status."""
     tags = json.dumps({"run_label": job.cell.key, "sweep": job.sweep, ROW: job.row})
-    environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store}  # the same store on every machine
+    # the same store and settings on every machine, whatever its worker was started with
+    environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store, "KEDRO_ENV": job.env or ""}
     if job.warm:
         warm_up(job.project)
     # `dask worker` marks its processes as daemons, which may start none; runs end with their workers all the same
