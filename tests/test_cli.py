@@ -72,6 +72,17 @@ def test_a_sweeps_repeated_lists_are_joined(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found["algorithms"], found["params"], found["seeds"]) == ("dpsgd,psasc", "a=1,b=2", "3")
 
 
+@pytest.mark.parametrize("command", ["sweep", "ui", "new-dataset"])
+@pytest.mark.parametrize("words", [[], ["--env=lab"]])
+def test_every_command_reads_the_environment_that_kedro_run_reads(
+    command: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cells of a sweep did, and had other settings than those that they are named by."""
+    monkeypatch.setenv("KEDRO_ENV", "prod")
+    with cli.commands[command].make_context(command, [*words]) as context:
+        assert context.params["env"] == ("lab" if words else "prod")
+
+
 def _folder(conf: Path) -> Path:
     return conf
 

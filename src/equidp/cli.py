@@ -27,6 +27,10 @@ TEXTS = ("dataset", "run_label", "algorithm", "data.key", "data.id", "data.sourc
 BELOW = ("report.tags.", "data.options.")
 """And those that begin so, where a number would be written otherwise: the column `010` is not 10."""
 
+IN_ENVIRONMENT = click.option(
+    "--env", "-e", envvar="KEDRO_ENV", help="Configuration environment, as for `kedro run`; else KEDRO_ENV's."
+)
+
 
 class Repeatable(click.Command):
     """A command whose options may be repeated: lists are joined, and another option with two values is refused.
@@ -102,7 +106,7 @@ cli.add_command(run)
 )
 @click.option("--dashboard", type=int, default=8787, show_default=True, help="Port of the local dashboard; 0: any.")
 @click.option("--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Of a failed cell.")
-@click.option("--env", "-e", help="Configuration environment, as for `kedro run`.")
+@IN_ENVIRONMENT
 @click.option("--dry-run", is_flag=True, help="Say what would run, and stop.")
 @click.option("--list", "listing", is_flag=True, help="Show the named sweeps of conf/base/sweeps.yml, and stop.")
 @click.pass_obj
@@ -124,7 +128,7 @@ def sweep(metadata: Any, name: str | None, env: str | None, **options: Any) -> N
 @cli.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where the pages are served.")
 @click.option("--port", type=int, default=5000, show_default=True)
-@click.option("--env", "-e", help="Configuration environment, as for `kedro run`.")
+@IN_ENVIRONMENT
 @click.pass_obj
 def ui(metadata: Any, env: str | None, host: str, port: int) -> None:
     """Show the runs in MLflow's pages, until Ctrl-C."""
@@ -140,7 +144,7 @@ def ui(metadata: Any, env: str | None, host: str, port: int) -> None:
 @click.option("--name", default="", help="Of the dataset; by default the file's, or the entry's.")
 @click.option("--label", multiple=True, help="Column of the label; by default the last one. May be repeated.")
 @click.option("--unit", default="", help="Column whose rows are one person's; by default each row is protected.")
-@click.option("--env", "-e", help="Configuration environment, as for `kedro run`.")
+@IN_ENVIRONMENT
 @click.pass_obj
 def new_dataset(metadata: Any, **given: Any) -> None:
     """Draft a preset for a table from its columns' names and types; called again, check it.

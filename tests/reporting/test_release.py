@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib.metadata
 import json
 import re
 from pathlib import Path
@@ -62,7 +63,8 @@ def network() -> torch.nn.Module:
 def card(**changes: Any) -> dict[str, Any]:
     training = {"epochs": 2, "batch_size": 90, "learning_rate": 0.25, "optimizer": "sgd", "options": {"clip_norm": 0.5}}
     facts = {"model": "logistic", "options": {}, "schema": SCHEMA.to_dict(), "algorithm": "dpsgd", "training": training}
-    return facts | {"source": "csv", "source_options": {"label": "ill"}} | changes
+    software = {"equidp": "0.1.0", "torch": "2.11.0", "dp-accounting": "0.6.0"}
+    return facts | {"source": "csv", "source_options": {"label": "ill"}, "software": software} | changes
 
 
 AUDITED = PLAN | {"unit": "record", "membership": None, "card": card()}
@@ -125,6 +127,22 @@ def test_the_statement_says_which_model_it_is_of() -> None:
     assert f"SHA-256 `{told['sha256']}`" in text
     assert "published on 2027-03-01" in text
     assert "published_on" not in document(files(), "privacy")["model"], "a run records no date"
+
+
+def test_a_release_that_a_later_version_writes_names_the_versions_that_trained() -> None:
+    trained = {"equidp": "0.0.9", "torch": "1.0", "dp-accounting": "0.5", "elsewhere": "never named"}
+    found = files(card=card(software=trained))
+    kept = {name: trained[name] for name in ("equidp", "torch", "dp-accounting")}
+    assert document(found, "privacy")["model"]["software"] == kept
+    assert document(found, "config")["software"] == kept
+    assert "trained by equidp 0.0.9, torch 1.0, dp-accounting 0.5." in found["privacy.md"].decode()
+    assert "equidp 0.0.9" in found["registry.md"].decode()
+    assert "| equidp | 0.0.9 |" in found["README.md"].decode()
+    older = {name: value for name, value in card().items() if name != "software"}
+    assert (
+        "trained by equidp of a version that the model's file does not tell."
+        in files(card=older)["privacy.md"].decode()
+    )
 
 
 def test_a_folder_that_is_written_again_is_of_the_same_file() -> None:
@@ -287,6 +305,7 @@ def test_a_model_says_whether_its_loss_counted_classes_alike(algorithm, asked, w
     train = SimpleNamespace(schema=SCHEMA, membership=Membership("hash", class_sizes=(60.0, 20.0)))
     found = written_with(algorithm, train, settings)
     assert (found["adjusted"], found["training"]["class_weights"]) == (adjusted, weights)
+    assert found["software"]["torch"] == importlib.metadata.version("torch")
 
 
 def test_figures_released_with_noise_are_told_with_their_cost():

@@ -107,6 +107,13 @@ def test_a_cell_whose_process_could_not_be_started_is_tried_again(make_job, call
     assert outcome.reason == "its process could not be started (EOFError: unexpected EOF)"
 
 
+def test_a_worker_of_another_version_runs_no_cell(make_job, calls):
+    """A table would hold results of both, and nobody could tell which."""
+    outcome = run_cell(make_job(code="of another version"))
+    assert (calls, outcome.attempts) == ([], 0)
+    assert "runs another version of equidp" in outcome.reason
+
+
 def test_a_cell_that_keeps_failing_tells_its_last_line(make_job, calls, monkeypatch):
     monkeypatch.setenv("FAILING", "9")
     job = make_job(retries=2)
@@ -200,15 +207,18 @@ def stand_in(tmp_path, monkeypatch):
     return replace
 
 
-def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, stand_in):
+@pytest.mark.parametrize("env", [None, "prod"])
+def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, stand_in, monkeypatch, env):
+    monkeypatch.setenv("KEDRO_ENV", "of-the-worker")  # whose settings are not those that the cell is named by
     stand_in("""
         import os, sys
         print(sys.argv, os.getcwd())
         print(os.environ["MLFLOW_RUN_CONTEXT"], os.environ["OMP_NUM_THREADS"])
+        print("environment", repr(os.environ["KEDRO_ENV"]))
         print("to stderr", file=sys.stderr)
         sys.exit(3)
     """)
-    job = make_job(project=tmp_path, sweep="demo")
+    job = make_job(project=tmp_path, sweep="demo", env=env)
     job.cell.folder.mkdir(parents=True)
     before = dict(os.environ)
 
@@ -216,6 +226,7 @@ def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, sta
         code = cells.run_kedro(["run", "--params=a=1"], job, log, lock)
 
     assert code == 3
+    assert f"environment {env or ''!r}" in job.log.read_text()
     printed = job.log.read_text().splitlines()
     assert f"['kedro', 'run', '--params=a=1'] {tmp_path}" in printed
     assert '{"run_label": "cell-a", "sweep": "demo", "row": ""} 1' in printed

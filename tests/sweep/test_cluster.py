@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import logging
 import os
 import signal
 import socket
@@ -93,6 +95,23 @@ def test_a_worker_that_cannot_be_started_again_is_replaced(
     assert len(started) == max(fails) + 1
     assert not [record for record in caplog.records if record.exc_info]
     gc.collect()  # Dask's sockets to the killed process, here and not in another test
+
+
+def test_a_scheduler_with_certificates_is_refused_without_one() -> None:
+    with (
+        pytest.raises(EquidpError, match=r"No Dask scheduler answers at --scheduler=tls://127\.0\.0\.1:1 "),
+        Cluster(scheduler="tls://127.0.0.1:1").connect(),
+    ):
+        pass
+
+
+def test_dasks_client_does_not_tell_in_tracebacks_that_its_scheduler_is_gone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Cluster, "_remote", lambda _: contextlib.nullcontext())
+    with Cluster(scheduler="tcp://127.0.0.1:1").connect():
+        logging.getLogger("distributed.client").error("Traceback")
+    assert not caplog.records
 
 
 def test_a_busy_dashboard_port_is_no_cause_for_a_warning(recwarn: pytest.WarningsRecorder) -> None:

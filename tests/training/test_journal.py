@@ -365,3 +365,18 @@ class TestJournaledLedger:
         assert ledger.events == (_times(GRADIENT, 5),)
         journal.close()
         assert _reopened(path) == (_times(GRADIENT, 5),)
+
+
+def test_a_run_of_another_version_is_not_said_to_have_other_settings_alone(path: Path) -> None:
+    """After an upgrade settings differ that no user has touched, and nobody could restore them."""
+    begun = Journal(path, SETTINGS, code="older")
+    begun.begin("seeded, older")
+    begun.close()
+    asked = SETTINGS | {"classes": 0}
+    with pytest.raises(
+        EquidpError, match=r"of another version of equidp .* classes was 'not set' and is 0\. Go on with"
+    ):
+        Journal(path, asked, code="newer")
+    with pytest.raises(EquidpError, match=r"run with other settings: .* Restore them, .* a cell of a sweep") as refused:
+        Journal(path, asked, code="older")
+    assert str(path.parent) in str(refused.value)

@@ -107,8 +107,9 @@ def _refuse_elsewhere(found: Experiment, wanted: str | None) -> None:
     if old.resolve() != new.resolve():
         raise EquidpError(
             f"Experiment {found.name!r} keeps its artifacts in {old}, and not in {new}, as is configured: was the "
-            "project moved or copied? MLflow cannot change that. Move it back, or name another experiment in "
-            "conf/local/mlflow.yml (tracking: {experiment: {name: …}}). Nothing was run."
+            "project moved or copied, or is the experiment another project's on the same server? MLflow cannot change "
+            "that. Move it back, or name another experiment in conf/local/mlflow.yml (tracking: {experiment: {name: "
+            "…}}). Nothing was run."
         )
 
 

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import json
 import multiprocessing
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from equidp.system.files import replacing
 from equidp.system.network import first_line
 from equidp.system.threads import environment
 from equidp.training.checkpoint import JOURNAL_FILE
+from equidp.training.digests import CODE_DIGEST
 
 MARKER, LOG, LOCK = "done.json", "run.log", "sweep.lock"
 CONTEXT = "MLFLOW_RUN_CONTEXT"
@@ -58,6 +60,7 @@ class Job:
         retries: how often a failed run is tried again.
         warm: whether runs are forked from a process that has imported everything, which saves each of them some five
             seconds. For workers that live no longer than the sweep, as they never import changed code again.
+        code: digest of the code that trains where the sweep was called.
     """
 
     cell: Cell
@@ -69,6 +72,7 @@ class Job:
     env: str | None = None
     retries: int = 1
     warm: bool = False
+    code: str = CODE_DIGEST
 
     @property
     def marker(self) -> Path:
@@ -108,6 +112,12 @@ def marked(job: Job) -> str | None:
 def run_cell(job: Job) -> CellResult:
     """Run a cell unless it is finished; never raises for a failed run."""
     begun, key = time.monotonic(), job.cell.key
+    if job.code != CODE_DIGEST:  # else a table would hold results of both, and nobody could tell which
+        return CellResult(
+            key,
+            f"the worker on {socket.gethostname()} runs another version of equidp or of its libraries than this sweep: "
+            "install the same there, and start the worker again",
+        )
     job.cell.folder.mkdir(parents=True, exist_ok=True)
     with held(job.cell.folder / LOCK) as lock:
         if finished(job):
@@ -152,7 +162,8 @@ def _attempt(job: Job, lock: int) -> str | None:
 def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     """`kedro …` in a process that ends when this one does; its exit status."""
     tags = json.dumps({"run_label": job.cell.key, "sweep": job.sweep, ROW: job.row})
-    environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store}  # the same store on every machine
+    # the same store and settings on every machine, whatever its worker was started with
+    environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store, "KEDRO_ENV": job.env or ""}
     if job.warm:
         warm_up(job.project)
     # `dask worker` marks its processes as daemons, which may start none; runs end with their workers all the same

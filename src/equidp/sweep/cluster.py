@@ -33,6 +33,9 @@ SECONDS_TO_REPLACE = 5.0
 
 TLS = "tls://"
 
+DASKS_LOGGERS = ("distributed", "distributed.client", "tornado.application")
+"""Dask gives its client's logger a level of its own."""
+
 SETTINGS = {
     "distributed.scheduler.worker-saturation": 1.0,  # a cell waits at the scheduler, not at a busy worker
     "distributed.scheduler.allowed-failures": 10,  # of workers under one cell, before it is given up
@@ -76,8 +79,8 @@ class Cluster:
             EquidpError: where the scheduler does not answer, or this machine has too few GPUs.
         """
         # Dask's remarks about workers that come and go would tear the progress display; failures are listed at the end
-        distributed, loop = (held_back(name, below=logging.CRITICAL) for name in ("distributed", "tornado.application"))
-        with dask.config.set(SETTINGS), distributed, loop:
+        distributed, its_client, loop = (held_back(name, below=logging.CRITICAL) for name in DASKS_LOGGERS)
+        with dask.config.set(SETTINGS), distributed, its_client, loop:
             if self.scheduler:
                 with self._remote() as client:
                     yield client
@@ -94,7 +97,7 @@ class Cluster:
     def _remote(self) -> Client:
         try:
             return Client(self.scheduler, timeout=CONNECT_SECONDS)
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, TimeoutError, ValueError, TypeError) as error:  # the last: tls:// without a certificate
             raise EquidpError(
                 f"No Dask scheduler answers at --scheduler={self.scheduler} ({error}): start one with `dask scheduler`."
             ) from error

@@ -142,7 +142,7 @@ class Checkpointer:
         self.every_epochs = every_epochs
         self._code, self._repeating = code, repeating
         # the journal first: it locks the folder against a second run
-        self._journal = Journal(folder / JOURNAL_FILE, self.settings, fresh=not resume, block=block)
+        self._journal = Journal(folder / JOURNAL_FILE, self.settings, fresh=not resume, block=block, code=code)
         try:
             self.saved = self._open(resume)
         except BaseException:

@@ -60,15 +60,22 @@ class Journal:
         settings: what the first line must say, so that a journal of other settings is not continued; None only reads.
         fresh: put an older journal aside, under another name because what it charged was spent on these data.
         block: how many equal events are charged ahead.
+        code: names the code that trains, as every `life` of a run by it does.
 
     Raises:
         EquidpError: if the file is damaged, of other settings, in use, or cannot be written.
     """
 
     def __init__(
-        self, path: Path, settings: Mapping[str, Any] | None, *, fresh: bool = False, block: int = BLOCK
+        self,
+        path: Path,
+        settings: Mapping[str, Any] | None,
+        *,
+        fresh: bool = False,
+        block: int = BLOCK,
+        code: str = "",
     ) -> None:
-        self.path, self.block = path, block
+        self.path, self.block, self._code = path, block, code
         self.abandoned: Path | None = None
         """Where an older journal, with charges, was put aside."""
         self._credit: Event | None = None
@@ -179,7 +186,9 @@ class Journal:
         if settings is None:
             return
         if self._entries:
-            refuse_other_settings(self.path, self._entries[0]["settings"], settings)
+            lives = [entry["life"] for entry in self._entries if "life" in entry]
+            same_code = not lives or any(self._code in life for life in lives)
+            refuse_other_settings(self.path, self._entries[0]["settings"], settings, same_code=same_code)
             return
         self._write({"settings": dict(settings)})
         sync_folder(self.path.parent)
@@ -298,8 +307,12 @@ def _is_file_of(path: Path, file: IO[bytes]) -> bool:
         return False
 
 
-def refuse_other_settings(path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def refuse_other_settings(
+    path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any], *, same_code: bool = True
+) -> None:
     """Compare the settings that a file was written with to those of now.
+
+    After an upgrade settings may differ that no user has touched; without `same_code` the refusal says so.
 
     Raises:
         EquidpError: naming the settings that differ and both their values.
@@ -310,8 +323,13 @@ def refuse_other_settings(path: Path, saved: Mapping[str, Any], asked: Mapping[s
         return
     told = "; ".join(_change(key, before, now) for key in differing[:SHOWN_DIFFERENCES])
     more = f"; and {len(differing) - SHOWN_DIFFERENCES} more" if len(differing) > SHOWN_DIFFERENCES else ""
+    whose, back = "with other settings", "Restore them"
+    if not same_code:
+        whose = "of another version of equidp or of its libraries, and with other settings"
+        back = "Go on with that version and those settings"
     raise EquidpError(
-        f"{path} belongs to a run with other settings: {told}{more}. Restore them, or start again with resume=false."
+        f"{path} belongs to a run {whose}: {told}{more}. {back}, or start again with resume=false; a cell of a sweep "
+        f"starts again once {path.parent} is moved away."
     )
 
 

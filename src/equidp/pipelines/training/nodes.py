@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,6 +26,7 @@ from equidp.models.weights import Weights, network_of
 from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
+from equidp.reporting.release.facts import SOFTWARE, packages
 from equidp.tasks import task_of
 from equidp.training import TrainingRequest, predict, privacy_statement, train_model
 from equidp.training.charging import enter, enter_more, planned, repeated, stated_beyond
@@ -164,6 +166,7 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
         },
         "source": settings.data.source,
         "source_options": published_options(settings.data.source, settings.data.options),
+        "software": {name: importlib.metadata.version(name) for name in (*SOFTWARE, *packages(algorithm, built.name))},
     }
 
 

@@ -13,7 +13,6 @@ least on how many there are. An audit's noise comes from the seed, so whoever ha
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +88,8 @@ DESCRIBED = ("schema", "model", "options", "training", "source", "source_options
 findings to be the run's."""
 
 SOFTWARE = ("equidp", "torch", "dp-accounting")
+"""What trains a model and computes ε; the model's file has the versions, as the folder may be written by later ones."""
+UNTOLD = "of a version that the model's file does not tell"
 
 RESEARCH_MODE = (
     "Research mode: batches and noise came from an ordinary random generator with a seed. Whoever knows or guesses the "
@@ -227,7 +228,9 @@ def released_facts(
         else (),
         counted=counted,
         curator=settings.statements(),
-        software={name: importlib.metadata.version(name) for name in (*SOFTWARE, *_packages(privacy, card))},
+        software=_only(
+            card.get("software") or {"equidp": UNTOLD}, (*SOFTWARE, *packages(privacy["algorithm"], card["model"]))
+        ),
         warning=_warning(statement, found),
     )
 
@@ -245,9 +248,9 @@ def _encoding(options: Mapping[str, Any]) -> dict[str, Any]:
     return encoding
 
 
-def _packages(privacy: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
+def packages(algorithm: str, model: str) -> list[str]:
     """The packages that add the algorithm or the network, if others than this one do."""
-    found = ALGORITHMS.package(privacy["algorithm"]), MODELS.package(card["model"])
+    found = ALGORITHMS.package(algorithm), MODELS.package(model)
     return sorted({name for name in found if name})
 
 
