@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -129,6 +131,11 @@ class TestAlgorithm:
 
         with pytest.raises(EquidpError, match=r"mine: .* Doubled looks up 'factor'.*`reads`.*`initial`"):
             Algorithm(name="mine", weights=Doubled(), initial={"clip_norm": 1.0})
+
+    def test_values_to_start_from_are_one_number_for_all_groups(self) -> None:
+        bounds: Any = [0.5, 1.0]
+        with pytest.raises(EquidpError, match=r"mine: `initial` holds numbers.*differs by group.*side release"):
+            Algorithm(name="mine", weights=FlatClip(), initial={"clip_norm": bounds})
 
     def test_sgd_has_no_events_and_no_figure(self) -> None:
         plan = Plan(400, 20, 4, 2, 1e-5, 0.0)

@@ -171,6 +171,16 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
         ((FEATURES, FEATURES[:, 2]), 2, r"labels are torch.float32 \[300\]: give \[300\] int64"),
         (TensorDataset(FEATURES), 0, "The data have 1 tensors: give features and labels"),
         ([{"x": FEATURES[0]}], 0, "Each item of the dataset must be features, as one tensor, and a label"),
+        ([FEATURES, LABELS], 0, "and a label; one is a Tensor of 300"),
+        ([(FEATURES[0], None)], 0, "and a label; one has a NoneType as its label"),
+        ([((FEATURES[0], FEATURES[1]), 0)], 0, "and a label; one has a tuple as its features"),
+        (
+            [(FEATURES[0], 0), (FEATURES[0, :3], 1)],
+            0,
+            r"features of the dataset's items differ in shape, such as \[4\] and \[3\]",
+        ),
+        ([(FEATURES[0], 0)] * 1024 + [(FEATURES[0, :3], 1)], 0, r"such as \[4\] and \[3\]"),
+        ({"x": FEATURES, "y": LABELS}, 0, r"data are a dict, which gives no item .*: give \(features, labels\)"),
         ([], 0, "The dataset has no items"),
         ((FEATURES.numpy(), LABELS), 0, "features: give a tensor .*, no ndarray"),
         (DataLoader(Items()), 0, "give the dataset of the DataLoader, `loader.dataset`"),
@@ -180,6 +190,18 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
 def test_data_without_labels_are_refused(data: Any, classes: int, words: str) -> None:
     with pytest.raises(EquidpError, match=words):
         make_private(network(), data, LOSS, **ASKED, classes=classes, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "words"),
+    [
+        (nn.Linear, LOSS, r"The model is the class Linear: make one of it, Linear\(…\)"),
+        (nn.Linear(4, 2), nn.CrossEntropyLoss, "The loss is the class CrossEntropyLoss"),
+    ],
+)
+def test_classes_in_the_place_of_what_is_made_of_them_are_refused(model: Any, loss: Any, words: str) -> None:
+    with pytest.raises(EquidpError, match=words):
+        make_private(model, (FEATURES, LABELS), loss, **ASKED, seed=0)
 
 
 def test_items_are_what_a_dataset_gives() -> None:

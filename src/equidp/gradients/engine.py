@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import Asked, BookKeeping, Precision
 from equidp.gradients.losses import Loss
+from equidp.gradients.misfit import FAILURES, raise_told
 from equidp.gradients.precision import refuse_short_products
 from equidp.gradients.probe import SEVERAL, probe
 from equidp.gradients.recording import Recorder, Recordings
@@ -92,12 +93,15 @@ class GradientEngine:
             `[b]` (or `[U]`) float32. What is not finite stays so: the caller masks it.
 
         Raises:
-            EquidpError: for features or labels that are no tensors, where torch would take norms and sums in fewer
-                digits, for a layer called in a way that cannot be followed, or if a model's first batch shows that
-                its gradients would be wrong (`probe.py`).
+            EquidpError: for features or labels that are no tensors or that model or loss does not take, where torch
+                would take norms and sums in fewer digits, for a layer called in a way that cannot be followed, or if
+                a model's first batch shows that its gradients would be wrong (`probe.py`).
         """
         self.try_out(features if asked.get("views", 1) == 1 else features[: len(labels)], labels)
-        return self._asked.norms(features, labels, **asked)
+        try:
+            return self._asked.norms(features, labels, **asked)
+        except FAILURES as error:
+            raise_told(error, self.passes, features, labels)
 
     def try_out(self, features: Tensor, labels: Tensor) -> None:
         """Before a model is first used on private records: is each one's gradient its own? The last batch is forgotten.
@@ -117,8 +121,11 @@ class GradientEngine:
         # again where there are twice as many: what happens among many does not show among few
         if len(features) and min(len(features), SEVERAL) >= 2 * self._tried:
             refuse_short_products(self.device)
-            with torch.enable_grad():
-                self._probed_in, self._tried = modes, probe(self.passes, features, labels)
+            try:
+                with torch.enable_grad():
+                    self._probed_in, self._tried = modes, probe(self.passes, features, labels)
+            except FAILURES as error:
+                raise_told(error, self.passes, features, labels)
             self.passes.clear()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
+from equidp.gradients.misfit import halved_by_itself
 from equidp.gradients.precision import as_precise_as_norms
 from equidp.gradients.refusals import changed, same
 from equidp.system.threads import GLOBAL_RANDOM
@@ -89,7 +90,7 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
     _refuse_unreached(passes, [p for p in passes.parameters if p in unreached], expected)
     if not (norms.isfinite().all() and expected.isfinite().all()):
         return False
-    _compare_sums(passes, ours, expected, norms)
+    _compare_sums(passes, features, ours, expected, norms)
     if len(features) == RECORDS:
         for draw in range(DRAWS if _draws(passes, features, labels, seed) else 1):
             _compare_beside(passes, features, labels, seed + draw)
@@ -134,12 +135,27 @@ def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed:
 
     It keeps its place in the batch, so the same numbers are drawn for it.
     """
+    if _changed_beside(passes, features, labels, seed, apart):
+        if _draws(passes, features, labels, seed):
+            with _evaluating(passes.model):
+                if not _changed_beside(passes, features, labels, seed, apart):
+                    raise EquidpError(
+                        "A record's gradient changes with the other records of its batch, by the random numbers that "
+                        "the model draws in training: it mixes records by chance, or draws as many as the batch's "
+                        "longest record wants. Pad all records to one length, or leave the dropout out."
+                    )
+        raise _mixed()
+
+
+def _changed_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, apart: int) -> bool:
     together, places = _norms(passes, features, labels, seed), torch.arange(len(features), device=features.device)
     second = places // apart % 2
     for kept in range(2):
         taken = (places + apart * (kept - second)).clamp(max=len(places) - 1)
         beside = _norms(passes, features[taken], labels[taken], seed)
-        _compare_norms(passes, together[taken == places], beside[taken == places])
+        if not _close(passes, together[taken == places], beside[taken == places]):
+            return True
+    return False
 
 
 @contextlib.contextmanager
@@ -167,7 +183,7 @@ def _compare_each(
     ours, larger = [passes.weighted_sum(one) for one in alone], passes.overstatement()
     expected = [_by_autograd(passes, features, labels, seed, owners, one) for one in alone]
     for mine, true in zip(ours, expected, strict=True):
-        _compare_sums(passes, mine, true, norms)
+        _compare_sums(passes, features, mine, true, norms)
     true_norms = torch.stack([true.double().norm() for true in expected])  # in float32 millions of squares lose digits
     allowed, most = TOLERANCE[passes.precision], (true_norms.square() + larger).sqrt()
     slack = allowed * 1e-6
@@ -260,13 +276,19 @@ def _refuse_unreached(passes: BookKeeping, unreached: Sequence[nn.Parameter], ex
     )
 
 
-def _compare_sums(passes: BookKeeping, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
+def _compare_sums(passes: BookKeeping, features: Tensor, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
     names = {p: name for name, p in passes.model.named_parameters()}
     sizes = [p.numel() for p in passes.parameters]
     allowed = TOLERANCE[passes.precision]
     for parameter, mine, true in zip(passes.parameters, ours.split(sizes), expected.split(sizes), strict=True):
         # of the records' norms, as their sum may cancel
         if (mine - true).norm() > allowed * (true.norm() + 0.1 * norms.sum()):
+            if halved_by_itself(passes, features):
+                raise EquidpError(
+                    "The model turns torch.autocast on in its own forward, where gradients have too few digits to be "
+                    'held to autograd\'s: leave it out there, and give precision="bf16" (training.precision=bf16), '
+                    "which runs the whole model under it."
+                )
             raise EquidpError(
                 f"The per-record gradients of parameter {names[parameter]!r} are not those of the loss. Let it be used "
                 "only by the layer that owns it, and let that layer be called by its name; let the loss of a record "
@@ -276,10 +298,14 @@ def _compare_sums(passes: BookKeeping, ours: Tensor, expected: Tensor, norms: Te
 
 def _compare_norms(passes: BookKeeping, together: Tensor, alone: Tensor, share: float = 1.0) -> None:
     if not _close(passes, together, alone, share):
-        raise EquidpError(
-            "A record's gradient changes with the other records of its batch, or with those before it: some layer or "
-            "the loss mixes records; let each record's loss depend on that record alone."
-        )
+        raise _mixed()
+
+
+def _mixed() -> EquidpError:
+    return EquidpError(
+        "A record's gradient changes with the other records of its batch, or with those before it: some layer or "
+        "the loss mixes records; let each record's loss depend on that record alone."
+    )
 
 
 def _close(passes: BookKeeping, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:

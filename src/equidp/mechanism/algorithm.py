@@ -113,7 +113,13 @@ class Algorithm:
                 f"{self.name}: the side release {type(side).__name__} moves {', '.join(sorted(unset))} from step to "
                 "step, and there is no value to start from: give the algorithm one in `initial`."
             )
-        example = tensors(dict.fromkeys(self.weights.reads, 1.0) | dict(self.initial), "cpu")
+        try:
+            example = tensors(dict.fromkeys(self.weights.reads, 1.0) | dict(self.initial), "cpu")
+        except (TypeError, ValueError) as error:
+            raise EquidpError(
+                f"{self.name}: `initial` holds numbers, one for all groups ({error}); what differs by group is given "
+                "by a side release."
+            ) from error
         try:
             bound = self.weights.bound(example)
             self.weights.weights(torch.ones(1), example)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from equidp.accounting.events import beyond
 from equidp.accounting.ledger import Ledger
@@ -106,6 +106,9 @@ def make_private(
         epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, average=average, device=device,
         physical_batch_size=physical_batch_size, precision=precision,
     )  # fmt: skip
+    for what, given in (("model", model), ("loss", loss)):
+        if isinstance(given, type):
+            raise EquidpError(f"The {what} is the class {given.__name__}: make one of it, {given.__name__}(…).")
     if isinstance(algorithm, Algorithm) and options:
         raise EquidpError(f"{algorithm.name} is built already: build it with these options, or give its name.")
     built = algorithm if isinstance(algorithm, Algorithm) else algorithm_settings(algorithm, options or {}).build()
@@ -225,18 +228,60 @@ def _examples(data: Data) -> Examples:
         if len(data) != 2:
             raise EquidpError(f"The data have {len(data)} tensors: give features and labels.")
         return Examples(*data)
-    read = list(DataLoader(data, batch_size=READ_AT_ONCE))
+    try:
+        read = list(DataLoader(data, batch_size=READ_AT_ONCE, collate_fn=_joined))
+    except KeyError as error:
+        if isinstance(data, Dataset):
+            raise
+        raise EquidpError(
+            f"The data are a {type(data).__name__}, which gives no item by the number {error}: give (features, "
+            "labels), two tensors, or a Dataset."
+        ) from error
     if not read:
         raise EquidpError("The dataset has no items.")
-    if not all(isinstance(items, list) and len(items) == 2 and all(map(torch.is_tensor, items)) for items in read):
-        raise EquidpError("Each item of the dataset must be features, as one tensor, and a label.")
     if not isinstance(data, IterableDataset):
-        again = next(iter(DataLoader(data, batch_size=READ_TWICE)))
+        again = next(iter(DataLoader(data, batch_size=READ_TWICE, collate_fn=_joined)))
         if not all(same(first[: len(second)], second) for first, second in zip(read[0], again, strict=True)):
             raise EquidpError(
                 "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "
                 "transforms out."
             )
-    features, labels = map(torch.cat, zip(*read, strict=True))
+    columns = tuple(zip(*read, strict=True))
+    for what, parts in zip(("features", "label"), columns, strict=True):
+        _refuse_ragged(what, [part[0] for part in parts])
+    features, labels = map(torch.cat, columns)
     # what are Python's numbers there are float64 now
     return Examples(features, labels.float() if labels.dtype == torch.float64 else labels)
+
+
+def _joined(items: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """`[b, …]` features and `[b, …]` labels of items of a dataset."""
+    for item in items:
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise _no_pair(f"is a {type(item).__name__}" + (f" of {len(item)}" if isinstance(item, Sized) else ""))
+    features, labels = zip(*items, strict=True)
+    return _column("features", features), _column("label", labels)
+
+
+def _column(what: str, values: Sequence[Any]) -> Tensor:
+    _refuse_ragged(what, [value for value in values if hasattr(value, "shape")])
+    try:
+        column = default_collate(list(values))
+    except TypeError:  # of a picture, or None
+        column = None
+    if not torch.is_tensor(column):
+        raise _no_pair(f"has a {type(values[0]).__name__} as its {what}")
+    return column
+
+
+def _no_pair(found: str) -> EquidpError:
+    return EquidpError(f"Each item of the dataset must be features, as one tensor, and a label; one {found}.")
+
+
+def _refuse_ragged(what: str, values: Sequence[Any]) -> None:
+    other = next((value for value in values if value.shape != values[0].shape), None)
+    if other is not None:
+        raise EquidpError(
+            f"The {what} of the dataset's items differ in shape, such as {list(values[0].shape)} and "
+            f"{list(other.shape)}: bring all to one (fill texts up with an id that the model masks, resize images)."
+        )

@@ -1,0 +1,90 @@
+"""Misfit: what fails inside a model or a loss is told with what it was given, and with what to give instead."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from equidp.errors import EquidpError, shortened
+from equidp.gradients.bookkeeping import BookKeeping
+
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
+"""What torch and models raise where they are given something that they do not take."""
+
+
+def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: Tensor) -> NoReturn:
+    """Raise what a pass on these records has raised, in a sentence where the model or the loss alone fails on them.
+
+    Raises:
+        EquidpError: which of the two fails, on what, and what it is to be given.
+    """
+    # what a device lacks is no fault of the records; `set_deterministic` has words of its own
+    passed_on = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "deterministic" in str(error)
+    if sentence := "" if passed_on else _sentence(passes, features[: len(labels)], labels):
+        raise EquidpError(sentence) from error
+    raise error
+
+
+def _sentence(passes: BookKeeping, features: Tensor, labels: Tensor) -> str:
+    try:
+        outputs = passes.outputs_at(features, None)
+    except FAILURES as error:
+        return f"The model fails on the features, {_kind(features)}: {_reason(error)}. {_of_model(error, features)}"
+    if not torch.is_tensor(outputs):
+        alone = "return outputs.logits" if hasattr(outputs, "logits") else "return that alone"
+        return f"The model gives a {type(outputs).__name__}, and must give one tensor [b, …]: let its forward {alone}."
+    try:
+        losses = passes.loss(outputs, labels)
+    except FAILURES as error:
+        given = f"outputs, {_kind(outputs)}, and labels, {_kind(labels)}"
+        return f"The loss fails on {given}: {_reason(error)}. {_of_loss(error)}"
+    if not torch.is_tensor(losses):
+        return f"The loss gives a {type(losses).__name__}, and must give a tensor [b], one number per record."
+    return ""
+
+
+def _of_model(error: Exception, features: Tensor) -> str:
+    if _wants_more(error):
+        return "It is called with the features alone: put what else it takes beside them (torch.cat), and let it split."
+    if features.dtype != torch.float32:
+        return "Most layers take float32: give features.float(), scaled by public bounds, or let the model do so."
+    return "The records come first; the other sizes and the type must be its first layer's (of an Embedding: int64)."
+
+
+def _of_loss(error: Exception) -> str:
+    if _wants_more(error):
+        return "It is called with outputs and labels alone: put what else it takes beside the labels (torch.stack)."
+    return "Classes are [b] int64 from 0 to below the number of outputs, other labels float32 of the outputs' shape."
+
+
+def _wants_more(error: Exception) -> bool:
+    return isinstance(error, TypeError) and "missing" in str(error) and "argument" in str(error)
+
+
+def _kind(values: Tensor) -> str:
+    sizes = ", ".join(["b", *map(str, values.shape[1:])])
+    return f"{str(values.dtype).removeprefix('torch.')} [{sizes}]"
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    return shortened(text) or type(error).__name__
+
+
+def halved_by_itself(passes: BookKeeping, features: Tensor) -> bool:
+    """Whether the model turns autocast on in its own forward, and so computes trained layers in half precision."""
+    if passes.precision != "float32":
+        return False
+    found: list[bool] = []
+    hooks = [
+        site.layer.register_forward_pre_hook(lambda *_: found.append(torch.is_autocast_enabled(passes.autocast_kind)))
+        for site in passes.sites
+    ]
+    try:
+        passes.outputs_at(features, None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return any(found)

@@ -1,0 +1,135 @@
+"""What a model or a loss does not take is told in a sentence that says which of them, on what, and what to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from equidp.errors import EquidpError
+from equidp.gradients.engine import GradientEngine
+
+FEATURES = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 1, 0, 1, 0])
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+class As(nn.Module):
+    """A line whose outputs come in another wrapping, or from more than the features."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.line, self.wrapped = nn.Linear(4, 2), forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrapped(self.line, x)
+
+
+class Logits:
+    """As transformers' models give them."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+def masked(line: nn.Linear, x: Tensor, mask: Tensor) -> Tensor:
+    return line(x * mask)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "features", "labels", "words"),
+    [
+        (nn.Linear(4, 2), LOSS, (255 * FEATURES).byte(), LABELS, r"features, uint8 \[b, 4\]: .*give features.float"),
+        (nn.Linear(4, 2), LOSS, FEATURES.half(), LABELS, r"features, float16 \[b, 4\]: .*give features.float"),
+        (nn.Linear(3, 2), LOSS, FEATURES, LABELS, r"model fails on the features, float32 \[b, 4\]: .*first layer's"),
+        (As(masked), LOSS, FEATURES, LABELS, "model fails .*missing .*'mask'.*called with the features alone"),
+        (As(lambda line, x: {"y": line(x)}), LOSS, FEATURES, LABELS, "gives a dict, .*return that alone"),
+        (As(lambda line, x: Logits(line(x))), LOSS, FEATURES, LABELS, "gives a Logits, .*return outputs.logits"),
+        (
+            nn.Linear(4, 2),
+            LOSS,
+            FEATURES,
+            LABELS.float(),
+            r"loss fails .*labels, float32 \[b\]: .*Classes are \[b\]",
+        ),
+        (nn.Linear(4, 2), LOSS, FEATURES, LABELS + 1, "loss fails .*Target 2 is out of bounds.*int64 from 0"),
+        (
+            nn.Linear(4, 2),
+            lambda o, y, w: LOSS(o, y) * w,
+            FEATURES,
+            LABELS,
+            "loss fails .*'w'.*with outputs",
+        ),
+        (nn.Linear(4, 2), lambda o, y: LOSS(o, y).mean().item(), FEATURES, LABELS, "loss gives a float"),
+    ],
+)
+def test_what_does_not_fit_is_told(model: nn.Module, loss: Any, features: Tensor, labels: Tensor, words: str) -> None:
+    with pytest.raises(EquidpError, match=words):
+        GradientEngine(model, loss).norms(features, labels)
+
+
+def test_it_is_told_of_a_later_batch_too() -> None:
+    engine = GradientEngine(nn.Linear(4, 2), LOSS)
+    engine.norms(FEATURES, LABELS)
+    with pytest.raises(EquidpError, match="Target 2 is out of bounds"):
+        engine.norms(FEATURES[:3], LABELS[:3] + 1)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("not deterministic")])
+def test_what_is_no_fault_of_the_records_stays_as_it_is(error: RuntimeError) -> None:
+    def fails(line: nn.Linear, x: Tensor) -> Tensor:
+        raise error
+
+    with pytest.raises(RuntimeError) as raised:
+        GradientEngine(As(fails), LOSS).norms(FEATURES, LABELS)
+    assert raised.value is error
+
+
+def test_a_fault_that_a_second_look_does_not_show_stays_as_it_is() -> None:
+    tried = []
+
+    def once(line: nn.Linear, x: Tensor) -> Tensor:
+        tried.append(x)
+        if len(tried) == 1:
+            raise ValueError("by chance")
+        return line(x)
+
+    with pytest.raises(ValueError, match="by chance"):
+        GradientEngine(As(once), LOSS).norms(FEATURES, LABELS)
+
+
+def halved(line: nn.Linear, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return line(x).float()
+
+
+def test_autocast_in_a_models_own_forward_is_named() -> None:
+    with pytest.raises(EquidpError, match=r'turns torch.autocast on in its own forward.*precision="bf16"'):
+        GradientEngine(As(halved), LOSS).norms(FEATURES, LABELS)
+    GradientEngine(As(halved), LOSS, precision="bf16").norms(FEATURES, LABELS)
+
+
+class Short(nn.Module):
+    """Texts cut to the longest of the batch, with dropout: how many numbers are drawn follows from it."""
+
+    def __init__(self, *, dropout: float) -> None:
+        super().__init__()
+        self.words, self.dropout, self.out = nn.Embedding(9, 4, padding_idx=0), nn.Dropout(dropout), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        there = ids != 0
+        longest = int(there.sum(1).max())
+        words = self.dropout(self.words(ids[:, :longest])) * there[:, :longest].unsqueeze(2)
+        return self.out(F.normalize(words.sum(1)))
+
+
+def test_texts_that_are_cut_to_the_longest_may_not_be_dropped_out() -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(1, 9, (6, 8)) * (torch.arange(8) < torch.tensor([[8], [3], [5], [2], [7], [4]]))
+    GradientEngine(Short(dropout=0.0), LOSS).norms(ids, LABELS)
+    with pytest.raises(EquidpError, match=r"random numbers that the model draws.*Pad all records to one length"):
+        GradientEngine(Short(dropout=0.5), LOSS).norms(ids, LABELS)
