@@ -50,6 +50,8 @@ def test_a_new_project_has_the_packages_settings_below_its_own(study: Path) -> N
     assert found["parameters"]["raw_dir"] == "data/01_raw"  # the package's
     assert {"visits", "{algorithm}.model"} <= set(found["catalog"])
     assert found["mlflow"]["server"]["mlflow_tracking_uri"] == f"sqlite:///{study / 'mlflow.db'}"
+    assert found["mlflow"]["tracking"]["experiment"]["name"] == "my-study"  # on a shared server, too, its own
+    assert found["mlflow"]["tracking"]["disable_tracking"] == loader(ROOT)["mlflow"]["tracking"]["disable_tracking"]
     assert set(found["sweeps"]) == set(loader(ROOT)["sweeps"])
     assert loader(study, dataset="adult", training={"epochs": 9})["parameters"]["training"]["epochs"] == 9
 
