@@ -86,7 +86,8 @@ def make_private(
         average: as `training.average`; `trainer.released_model()` has the averaged weights.
         classes: number of classes, where labels are `[N]` int64 from 0 on; it must not be taken from the data.
         groups: `[N]` int64 ids from 0 on, and how many groups there are, a number that must not be taken from the data.
-            None: the classes, where their number is given, for algorithms that look at groups.
+            None: the classes, where their number is given, for algorithms that look at groups. Of a unit's records the
+            first one's counts.
         public: records without any guarantee, for algorithms that need some.
         ledger: of the same run before it was interrupted; None: an empty one.
         seed: of a run that others may repeat, noise included; None: noise and batches of a cryptographic generator.
