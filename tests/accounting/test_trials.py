@@ -13,8 +13,8 @@ import pytest
 import yaml
 from scipy.stats import norm
 
-from equidp.accounting.calibration import smallest_noise_of_few
-from equidp.accounting.epsilon import epsilon
+from equidp.accounting.calibration import smallest_noise, smallest_noise_of_few
+from equidp.accounting.epsilon import Epsilon, epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials, selected
@@ -219,6 +219,16 @@ def test_a_capped_run_of_several_trials_composes_by_privacy_loss() -> None:
     (cap,) = algorithm.events(PLAN)
     assert found == epsilon([Event(cap.sampling_rate, cap.noise_multiplier, 3 * cap.count)], DELTA)
     assert found.value == found.pld
+
+
+@pytest.mark.parametrize("solve", [smallest_noise, smallest_noise_of_few])
+def test_a_cost_that_is_no_number_meets_no_target(solve: Any) -> None:
+    with pytest.raises(EquidpError, match="cannot be reached"):
+        solve(lambda noise: math.nan, 1.0)
+    assert solve(lambda noise: math.nan if noise < 3 else 1.0, 1.0) == pytest.approx(3.0, rel=2e-5)
+    for found in (Epsilon(math.nan, None), Epsilon(1.0, math.nan)):
+        with pytest.raises(ValueError, match="bounds nothing"):
+            found.value  # noqa: B018
 
 
 @pytest.mark.parametrize(

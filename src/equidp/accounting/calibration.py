@@ -213,9 +213,12 @@ def _divergences(events: tuple[Event, ...], orders: tuple[float, ...] | None) ->
 
 
 def _bracket(cost: Callable[[float], float], target: float, precision: float = 1e-3) -> tuple[float, float]:
-    """Noise multipliers on either side of the target, so close to each other. `cost` falls as noise grows."""
+    """Noise multipliers on either side of the target, so close to each other. `cost` falls as noise grows.
+
+    A cost that is no number meets no target.
+    """
     high = 1.0
-    while cost(high) > target:
+    while not cost(high) <= target:
         high *= 2
         if high > MOST_NOISE:
             raise EquidpError(f"privacy.epsilon={target:g} cannot be reached with any noise for this schedule.")

@@ -57,7 +57,13 @@ class Epsilon:
 
     @property
     def value(self) -> float:
-        """The ε we stand by. Both bounds hold for events fixed before training, hence so does the smaller."""
+        """The ε we stand by. Both bounds hold for events fixed before training, hence so does the smaller.
+
+        Raises:
+            ValueError: where a bound is no number, which no comparison with a target would notice.
+        """
+        if math.isnan(self.rdp) or math.isnan(self.pld or 0.0):
+            raise ValueError(f"{self} bounds nothing: please report it with the settings.")
         if self.pld is None or math.isinf(self.pld):
             return self.rdp
         # where rounding leaves nothing of Rényi divergences, PLD decides
