@@ -35,7 +35,8 @@ MOST_STAGES = 3
 PROGRAMS = 1 << 9  # that a weighted sum is cut into, where tiles are few
 
 TURNED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
-"""Which axis of a block neighbouring threads lie along, where nothing else decides: since Triton 3.7 the last one."""
+"""Whether windows are read as [IN, BLOCK] and turned: where nothing else decides, neighbouring threads lie along a
+block's last axis since Triton 3.7, and along its first one before."""
 
 LOST = tl.constexpr(rounding.LOST)
 
@@ -212,7 +213,7 @@ def _multiplied(
     pixel, kernel = first + tl.arange(0, BLOCK), place % (ROWS * COLUMNS)
     known = (out < outputs)[:, None] & (pixel < limit)[None, :]
     one = tl.load(backprop + out[:, None] * positions + pixel[None, :], mask=known, other=0.0)
-    # as [BLOCK, IN], or turned, as [IN, BLOCK]: threads side by side shall read pixels side by side
+    # as [BLOCK, IN], or as [IN, BLOCK] to be turned: threads side by side shall read pixels side by side
     of_pixels: tl.constexpr = 0 if TURNED else 1
     of_places: tl.constexpr = 1 - of_pixels
     known = (pixel < limit).expand_dims(of_pixels) & (place < channels * ROWS * COLUMNS).expand_dims(of_places)

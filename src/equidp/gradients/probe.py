@@ -135,16 +135,18 @@ def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed:
 
     It keeps its place in the batch, so the same numbers are drawn for it.
     """
-    if _changed_beside(passes, features, labels, seed, apart):
-        if _draws(passes, features, labels, seed):
-            with _evaluating(passes.model):
-                if not _changed_beside(passes, features, labels, seed, apart):
-                    raise EquidpError(
-                        "A record's gradient changes with the other records of its batch, by the random numbers that "
-                        "the model draws in training: it mixes records by chance, or draws as many as the batch's "
-                        "longest record wants. Pad all records to one length, or leave the dropout out."
-                    )
-        raise _mixed()
+    if not _changed_beside(passes, features, labels, seed, apart):
+        return
+    if _draws(passes, features, labels, seed):
+        with _evaluating(passes.model):
+            by_chance = not _changed_beside(passes, features, labels, seed, apart)
+        if by_chance:
+            raise EquidpError(
+                "A record's gradient changes with the other records of its batch, by the random numbers that the model "
+                "draws in training: it mixes records by chance, or draws as many as the batch's longest record wants. "
+                "Pad all records to one length, or leave the dropout out."
+            )
+    raise _mixed()
 
 
 def _changed_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, apart: int) -> bool:
