@@ -311,16 +311,9 @@ def chosen(dataset: str, algorithm: str, epsilon: float, results: Results, train
     return best_trial(scores), len(scores)
 
 
-def seeds_of(dataset: str, epsilon: float) -> list[int]:
-    """Of the rows of its table."""
-    plan = read_plan()
-    common = [*plan["seeds"], *plan.get("more_seeds", {}).get(epsilon, ())]
-    return list(plan["datasets"][dataset].get("seeds", common))
-
-
 def finals(dataset: str, algorithm: str, epsilon: float, trial: tuple[float, float]) -> Iterator[Cell]:
     """The trainings that a row of the table is made of."""
-    for seed in seeds_of(dataset, epsilon):
+    for seed in read_plan()["seeds"]:
         yield Cell(dataset, algorithm, epsilon, *trial, "test", seed)
 
 
@@ -393,7 +386,7 @@ def table_of(dataset: str, epsilon: float, results: Results) -> list[Row]:
         if choice is None:
             continue
         rows = {c.seed: results[c.key] for c in finals(dataset, name, epsilon, choice[0]) if c.key in results}
-        if len(rows) == len(seeds_of(dataset, epsilon)):
+        if len(rows) == len(plan["seeds"]):
             found.append(Row(name, *choice, rows, kind_of(name, entry)))
     return sorted(found, key=lambda row: -row.mean("worst"))
 
@@ -450,7 +443,7 @@ def section(dataset: str, epsilon: float, table: Sequence[Row]) -> str:
     about = (
         f"Groups {here['data']['groups'][0]}; model `{here['model']['name']}`; {training['epochs']} epochs of batch "
         f"{training['batch_size']:,}; δ {here['delta']:g}; steps {', '.join(f'{s:g}' for s in here['steps'])}; "
-        f"{len(here['tuning_seeds'])} tuning seed(s), {len(seeds_of(dataset, epsilon))} seeds on the test part."
+        f"{len(here['tuning_seeds'])} tuning seed(s), {len(plan['seeds'])} seeds on the test part."
     )
     lines = [f"## {here.get('title', dataset)}, ε {epsilon:g}", "", about]
     if missing:
