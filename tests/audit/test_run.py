@@ -139,11 +139,13 @@ def test_a_claim_is_refuted_as_soon_as_the_bound_is_above_it(monkeypatch: pytest
 
 
 def test_attacks_can_be_left_out() -> None:
-    settings = AuditSettings(gradient_canaries=0, input_canaries=0, membership=False)
+    settings = AuditSettings(gradient_canaries=200, input_canaries=0, membership=False)
     found = run(split(60), setup_of("dpsgd"), settings, seed=1)
-    assert found["gradient_canaries"] is None
+    assert found["gradient_canaries"]["canaries"] == 200
     assert found["input_canaries"] is None
     assert found["membership"] == {}
+    with pytest.raises(EquidpError, match="Every attack is left out"):
+        run(split(60), setup_of("dpsgd"), AuditSettings(**settings.model_dump() | {"gradient_canaries": 0}), seed=1)
 
 
 def test_a_run_without_a_claim_is_not_audited() -> None:
@@ -160,7 +162,9 @@ def test_a_run_whose_test_records_decide_on_steps_is_not_audited() -> None:
 
 def test_settings_are_validated() -> None:
     assert AuditSettings().guesses_of(10_000) == 500
-    assert AuditSettings(guesses=9).guesses_of(100) == 8
+    for odd in (0, 9):
+        with pytest.raises(EquidpError, match="half of the guesses are"):
+            AuditSettings(guesses=odd)
     assert AuditSettings(guesses=900).guesses_of(101) == 100
     assert AuditSettings(delta=1e-6).delta_of(10) == 1e-6
     with pytest.raises(EquidpError, match="even number"):

@@ -28,10 +28,11 @@ class Store:
 
     def __init__(self) -> None:
         self.runs: dict[str, tuple[str, str]] = {}
+        self.tags: dict[str, dict[str, str]] = {}
 
     def search_runs(self, experiments, wanted):
         return [
-            SimpleNamespace(info=SimpleNamespace(run_id=run_id))
+            SimpleNamespace(info=SimpleNamespace(run_id=run_id), data=SimpleNamespace(tags=self.tags.get(run_id, {})))
             for run_id, (label, status) in self.runs.items()
             if wanted == f"tags.run_label = '{label}' and attributes.status = '{status}'"
         ]
@@ -88,6 +89,22 @@ def test_a_failed_run_is_tried_again_and_its_run_closed(make_job, calls, store, 
 
     assert (outcome.reason, outcome.attempts) == (None, 2)
     assert store.runs == {"run-1": ("cell-a", "KILLED"), "run-2": ("cell-a", "FINISHED")}
+
+
+def test_a_cell_of_another_project_in_the_same_experiment_is_left_alone(make_job, calls, store):
+    job = make_job()
+    store.runs = {"theirs": ("cell-a", "RUNNING"), "crashed": ("cell-a", "RUNNING"), "done": ("cell-a", "FINISHED")}
+    store.tags = {"theirs": {"project": "/elsewhere"}, "crashed": {"project": str(job.project)}}
+    store.tags["done"] = {"project": "/elsewhere"}
+    for path in job.cell.outputs.values():  # of a run that was killed before its marker was written
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+
+    assert run_cell(job).run_id == "run-1"
+    assert store.runs == {
+        "theirs": ("cell-a", "RUNNING"), "crashed": ("cell-a", "KILLED"), "done": ("cell-a", "FINISHED"),
+        "run-1": ("cell-a", "FINISHED"),
+    }  # fmt: skip
 
 
 def test_a_cell_whose_process_could_not_be_started_is_tried_again(make_job, calls, monkeypatch):
@@ -229,7 +246,8 @@ def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, sta
     assert f"environment {env or ''!r}" in job.log.read_text()
     printed = job.log.read_text().splitlines()
     assert f"['kedro', 'run', '--params=a=1'] {tmp_path}" in printed
-    assert '{"run_label": "cell-a", "sweep": "demo", "row": ""} 1' in printed
+    tags = json.dumps({"run_label": "cell-a", "sweep": "demo", "row": "", "project": str(tmp_path)})
+    assert f"{tags} 1" in printed
     assert "to stderr" in printed
     assert dict(os.environ) == before
 

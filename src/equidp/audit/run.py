@@ -56,7 +56,7 @@ def run(
         `sgd` and the algorithm, per attack, `overall` and `groups`).
 
     Raises:
-        EquidpError: if the run claims no ε, or test records take part in it.
+        EquidpError: if the run claims no ε, test records take part in it, or every attack is left out.
     """
     if not setup.algorithm.private:
         raise EquidpError(
@@ -66,6 +66,10 @@ def run(
         raise EquidpError(
             f"{setup.algorithm.name}: energy=test trains with the test records, and an audit needs records that had no "
             "part in the training. Audit it with energy=public or energy=private."
+        )
+    if not (settings.gradient_canaries or settings.input_canaries or settings.membership):
+        raise EquidpError(
+            "Every attack is left out: give audit.gradient_canaries or audit.input_canaries, or audit.membership=true."
         )
     plan = setup.algorithm.adapt(setup.plan)
     findings: dict[str, Any] = {

@@ -354,6 +354,8 @@ class AuditSettings(Declared):
     def _paired(self) -> AuditSettings:
         if self.reference_models % 2:
             raise ValueError("reference_models come in pairs: give an even number")
+        if self.guesses is not None and (self.guesses % 2 or not self.guesses):
+            raise ValueError('half of the guesses are "in": give an even number, such as 500, or null')
         if 1 in (self.gradient_canaries, self.input_canaries):
             raise ValueError("one canary tells nothing: give 0 to leave it out, or some thousands")
         return self

@@ -127,7 +127,7 @@ def run_cell(job: Job) -> CellResult:
             return _mark(job, CellResult(key, run_id=run_id))
         reason = None
         for attempt in range(1, job.retries + 2):
-            tracked.close(key, job.store, job.experiment)
+            tracked.close(key, job.project, job.store, job.experiment)
             reason = _attempt(job, lock)
             run_id = None if reason else _finished_run(job)
             if run_id:
@@ -161,7 +161,7 @@ def _attempt(job: Job, lock: int) -> str | None:
 
 def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     """`kedro …` in a process that ends when this one does; its exit status."""
-    tags = json.dumps({"run_label": job.cell.key, "sweep": job.sweep, ROW: job.row})
+    tags = json.dumps({"run_label": job.cell.key, "sweep": job.sweep, ROW: job.row, tracked.PROJECT: str(job.project)})
     # the same store and settings on every machine, whatever its worker was started with
     environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store, "KEDRO_ENV": job.env or ""}
     if job.warm:
@@ -213,4 +213,5 @@ def _finished_run(job: Job) -> str | None:
     """Id of the cell's FINISHED run, where all its files are there too."""
     if not all(path.is_file() for path in job.cell.outputs.values()):
         return None
-    return next((run.info.run_id for run in tracked.runs_of(job.cell.key, job.store, job.experiment, "FINISHED")), None)
+    runs = tracked.runs_of(job.cell.key, job.project, job.store, job.experiment, "FINISHED")
+    return next((run.info.run_id for run in runs), None)

@@ -28,6 +28,9 @@ SUMMARY = "summary"
 OF_A_SEED = ("seed", "resume", "resolved.")
 """How parameters begin in which the seeds of a row may differ."""
 
+PROJECT = "project"
+"""The tag of a cell's run that names its project's folder."""
+
 BATCH = 100
 """MLflow takes at most so many parameters at once."""
 
@@ -55,15 +58,19 @@ class Means:
     cells: Sequence[str]
 
 
-def runs_of(label: str, store: str, experiment: str, status: str) -> list[Any]:
-    """Runs with this `run_label` and status, the newest first."""
+def runs_of(label: str, project: Path, store: str, experiment: str, status: str) -> list[Any]:
+    """This project's runs with this `run_label` and status, the newest first; one without the tag `project` is its own.
+
+    Projects that share an experiment and a grid have cells of the same labels.
+    """
     wanted = f"tags.run_label = '{label}' and attributes.status = '{status}'"
-    return list(MlflowClient(store).search_runs([experiment], wanted))
+    found = MlflowClient(store).search_runs([experiment], wanted)
+    return [run for run in found if run.data.tags.get(PROJECT, str(project)) == str(project)]
 
 
-def close(label: str, store: str, experiment: str) -> None:
+def close(label: str, project: Path, store: str, experiment: str) -> None:
     """Set runs that a crash left open to KILLED: otherwise they would seem to be running for ever."""
-    for run in runs_of(label, store, experiment, "RUNNING"):
+    for run in runs_of(label, project, store, experiment, "RUNNING"):
         MlflowClient(store).set_terminated(run.info.run_id, "KILLED")
 
 
