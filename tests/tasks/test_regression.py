@@ -243,6 +243,8 @@ def test_a_cost_is_positive_where_something_is_lost_whichever_end_of_a_metric_is
     assert not task.outdone({"cost_of_privacy": {"intervals": {"overall": [-1.0, 1.0]}}})
     assert "has learnt nothing: its R² is" in (task.guessing(task.evaluate(np.full((3, 1), 99.0), truth, {})) or "")
     assert task.guessing(good) is None
+    assert "its R² is -" in (task.guessing(task.evaluate(np.array([[20.0], [0.0], [10.0]]), truth, {})) or "")
+    assert "may then be that of one number" in task.guessed_means  # as it is of a model below 0 whose answers differ
 
 
 def test_a_baseline_of_larger_mae_and_smaller_rmse_is_not_called_badly_trained() -> None:
