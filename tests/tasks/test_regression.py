@@ -275,6 +275,14 @@ def test_an_interval_counts_units_and_not_their_records() -> None:
     assert mean_interval(values[:1], np.arange(1)) is None
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1 + 0.2])
+def test_values_that_all_agree_have_no_interval(value: float) -> None:
+    """Of 78 records with the same predictions the cost is 0, and not certainly 0."""
+    values = np.full(78, value)
+    values[0] = round(value, 12)
+    assert mean_interval(values, np.arange(78)) is None
+
+
 def test_seeds_are_averaged_with_the_main_metrics_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     task, truth = task_of(patients().schema), np.array([0.0, 10.0, 20.0])
     groups = {"sex": (np.array([0, 1, 1]), ("f", "m"))}
