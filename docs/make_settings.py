@@ -26,7 +26,7 @@ what is before it: the dataset's preset (`conf/base/parameters/presets.yml`), bl
 `conf/base` of your own project, those in `conf/local`, and `--params`:
 `kedro run --pipeline=dpsgd_f --params=dataset=adult,privacy.epsilon=3,training.epochs=5`. Give exactly one of
 `privacy.epsilon` and `privacy.noise_multiplier`; it also replaces the other one of a preset. An unknown name is refused
-with the nearest valid one.
+with the nearest valid one. In `--params` a list is written with +: `model.options.hidden=16+8`.
 
 Settings of a single algorithm: [settings of the algorithms](settings-algorithms.md). Options of a single model, and the
 sources of the papers' presets: [models and presets](settings-models.md).

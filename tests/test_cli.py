@@ -56,6 +56,15 @@ def test_two_values_of_one_setting_are_refused(given: dict) -> None:
     assert given["params"] == {"seed": 3}
 
 
+@pytest.mark.parametrize("typed", ["data.key='a", "model.options.hidden=[16", "seed=@", "dataset=%x", "data.key=${"])
+def test_what_does_not_read_as_settings_is_refused_in_a_sentence(given: dict, typed: str) -> None:
+    with pytest.raises(
+        click.UsageError, match=r"--params=.* does not read as settings \(.*\)\. .*list is written with"
+    ):
+        run.main([f"--params={typed}"], "run", None, False)
+    assert not given
+
+
 def test_columns_and_tags_that_a_number_would_change_stay_as_typed(given: dict) -> None:
     options = "data.options.label=010,data.options.size=32,data.options.verify=false,data.options.sizes=[5]"
     run.main([f"--params={options},report.tags.a=1.50,report.tags.b=7e999"], "run", None, False)

@@ -36,7 +36,10 @@ def test_a_draft_has_columns_and_types_and_no_value(tmp_path: Path) -> None:
     assert options["features"] == {
         "ward": {"kind": "categorical", "categories": [MARK]},
         "weight": {"kind": "numeric", "minimum": MARK, "maximum": MARK},
-        "smoker": {"kind": "categorical", "categories": ["false", "true"]},
+        "smoker": {
+            "kind": "categorical",
+            "map": {"false": ["false", "False", "FALSE"], "true": ["true", "True", "TRUE"]},
+        },
     }
     assert options["groups"] == {
         "age": {"edges": [MARK], "minimum": MARK, "maximum": MARK},
@@ -61,6 +64,19 @@ def test_an_index_of_bodies_is_a_feature_and_one_of_rows_is_none(tmp_path: Path)
     columns = "Barthel-Index;Körpergewichtsindex;row_index;PatientIndex;Index;y"
     features = drafted(tmp_path, f"{columns}\n1;2;3;4;5;no\n")["options"]["features"]
     assert list(features) == ["Barthel-Index", "Körpergewichtsindex"]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_truth_values_are_read_as_they_are_drafted(tmp_path: Path, name: str) -> None:
+    """Whichever way they are written: pandas, R and spreadsheets each have one of their own."""
+    table = pd.DataFrame({"smoker": [True, False, True, False], "y": ["no", "yes", "yes", "no"]})
+    if name == "t.csv":
+        (tmp_path / name).write_text("smoker,y\nTrue,no\nfalse,yes\nTRUE,yes\nFalse,no\n")
+    else:
+        table.to_parquet(tmp_path / name)
+    options = drafted(tmp_path, (tmp_path / name).read_bytes(), name, ("y",))["options"]
+    declared = source("table", {**options, "classes": ["no", "yes"]})
+    assert declared.records(declared.locate(tmp_path)).features.tolist() == [[0, 1], [1, 0], [0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import yaml
 from kedro.framework.cli.project import run as kedro_run
+from omegaconf.errors import OmegaConfBaseException
 
 if TYPE_CHECKING:
     from equidp.config_loader import EquidpConfigLoader
@@ -45,8 +47,16 @@ class Repeatable(click.Command):
             if option.name not in LISTS and len(set(values)) > 1:
                 raise click.UsageError(f"{option.opts[0]} is given twice, as {' and as '.join(values)}: give one.", ctx)
         joined = {option: ",".join(values) if option.name in LISTS else values[-1] for option, values in given.items()}
-        found = super().parse_args(ctx, [*(f"{max(o.opts, key=len)}={text}" for o, text in joined.items()), *rest])
         typed = next((text for option, text in joined.items() if option.name == "params"), "")
+        try:
+            found = super().parse_args(ctx, [*(f"{max(o.opts, key=len)}={text}" for o, text in joined.items()), *rest])
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            said = " ".join(str(getattr(error, "problem", None) or error).split(" full_key:")[0].split())
+            raise click.UsageError(
+                f"--params={typed!r} does not read as settings ({said}). A quote, bracket or ${{ is to be closed; a "
+                "list is written with +, as 16+8.",
+                ctx,
+            ) from error
         settings: dict[str, str] = {}
         for item in typed.split(","):
             name, _, value = (part.strip() for part in item.partition("="))

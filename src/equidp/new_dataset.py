@@ -428,8 +428,15 @@ def _kinds(frame: pd.DataFrame) -> dict[str, str]:
 def _feature(kind: str) -> str:
     if kind == "number":
         return f"{{kind: numeric, minimum: {MARK}, maximum: {MARK}}}"
-    categories = '"false", "true"' if kind == "truth" else MARK
-    return f"{{kind: categorical, categories: [{categories}]}}"
+    if kind == "truth":  # in any of the ways that pandas reads as one
+        return (
+            "{kind: categorical, map: {" + ", ".join(f'"{word}": {_spelt(word)}' for word in ("false", "true")) + "}}"
+        )
+    return f"{{kind: categorical, categories: [{MARK}]}}"
+
+
+def _spelt(word: str) -> str:
+    return json.dumps([word, word.capitalize(), word.upper()])
 
 
 def _group(kind: str) -> str:

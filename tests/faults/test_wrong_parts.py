@@ -183,6 +183,82 @@ class Fickle(Schedule):
         return (Segment(plan.steps, 1.0 / self._asked),)
 
 
+ELSEWHERE: dict[str, Tensor] = {}
+
+
+class RemembersElsewhere(Sums):
+    """Hands the exact norms to `later` by a global of its module."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        ELSEWHERE["exact"] = super().statistic(norms, groups, public, plan)
+        return ELSEWHERE["exact"]
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return super().later(ELSEWHERE["exact"], public, facts)
+
+
+class RemembersInItsClass(Sums):
+    last: ClassVar[Any] = None
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        type(self).last = super().statistic(norms, groups, public, plan)
+        return self.last
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return super().later(self.last, public, facts)
+
+
+class NoiseOfTheLongest(Sums):
+    """The sum needs no bound: its noise grows with the longest gradient of the batch."""
+
+    def noise(self, plan: Plan) -> float:
+        return 10 * plan.noise_multiplier * self.sensitivity()
+
+    def sensitivity(self) -> float:
+        return float(ELSEWHERE.get("longest", 1.0))
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        ELSEWHERE["longest"] = norms.max() if len(norms) else torch.tensor(1.0)
+        return norms.sum(0, keepdim=True)
+
+
+class LaterByChance(Sums):
+    """Draws, as whoever has a noised value may."""
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_norm": 0.1 + torch.rand(())}
+
+
+class LaterBound(FlatClip):
+    """The longest gradient of the last batch."""
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        ELSEWHERE["bound"] = norms.max()
+        return super().weights(norms, public)
+
+    def bound(self, public: Public) -> Tensor:
+        return ELSEWHERE.get("bound", public["clip_norm"])
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"side_release": RemembersElsewhere()}, "RemembersElsewhere gives other values for clip_norm once"),
+        ({"side_release": RemembersInItsClass()}, "RemembersInItsClass gives other values for clip_norm once"),
+        ({"side_release": NoiseOfTheLongest()}, "NoiseOfTheLongest gives other values for noise, sensitivity once"),
+        ({"weights": LaterBound()}, "LaterBound gives another `bound` once `weights` was told of records"),
+    ],
+)
+def test_nothing_is_kept_outside_a_part_either(parts: dict[str, Any], told: str) -> None:
+    ELSEWHERE.clear()
+    with pytest.raises(EquidpError, match=f"{told}"):
+        trained(**parts)
+
+
+def test_what_is_drawn_from_a_noised_value_is_let_through() -> None:
+    assert trained(side_release=LaterByChance())["epsilon"] > 0
+
+
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
@@ -287,6 +363,33 @@ def test_a_contribution_is_as_long_as_it_says(stated: Stated, told: str) -> None
         trained(contribution=stated)
 
 
+class Carrying(Contributing):
+    """Momentum of the exact sums: a record stays in every later one."""
+
+    remembers, remembered = True, ("past", "last")
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.past, self.last = torch.zeros(()), torch.zeros(())
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        self.last = super().weighted_sum(weights)
+        return self.last + 0.9 * self.past
+
+    def advance(self, previous: Tensor) -> None:
+        self.past = self.last
+
+
+class Momentum(Contribution):
+    def start(self, run: Run) -> Contributing:
+        return Carrying(run)
+
+
+def test_a_contribution_that_carries_exact_sums_to_the_next_step_is_refused() -> None:
+    with pytest.raises(EquidpError, match="Carrying does not hold what it says: the vector of a record is longer"):
+        trained(contribution=Momentum())
+
+
 def test_a_contribution_that_holds_is_let_through() -> None:
     assert trained(contribution=Stated())["epsilon"] > 0
 
@@ -304,9 +407,22 @@ def shuffled(units: Tensor) -> Tensor:
     return torch.randperm(140)[:20].sort().values
 
 
+class Slices:
+    """An epoch's shuffled order in slices, of which the last is short."""
+
+    def __init__(self) -> None:
+        self.order = torch.zeros(0, dtype=torch.int64)
+
+    def __call__(self, units: Tensor) -> Tensor:
+        self.order = self.order if len(self.order) else torch.randperm(130)
+        batch, self.order = self.order[:20], self.order[20:]
+        return batch.sort().values
+
+
 @pytest.mark.parametrize(
     ("made", "told"),
     [
+        (Slices(), "batches of one size"),
         (lambda units: units.repeat(2), "units that are not distinct and in ascending order"),
         (lambda units: torch.arange(140), "140 units by step 1, more than its `sampling_rate` gives"),
         (shuffled, "batches of one size"),

@@ -393,6 +393,18 @@ def test_undefined_values_are_dashes_and_sort_last(page):
     assert not re.findall(r"\bnan\b|\bNone\b(?! were)", page.text)
 
 
+def test_the_dash_of_an_undefined_interval_stands_below_its_heading(sample):
+    """Intervals are words, which stand on the left."""
+    document = copy.deepcopy(sample.documents["dpsgd"])
+    document["cost_of_privacy"]["intervals"] = {"groups": {"sex": {"Female": [-0.004, 0.52], "Not stated": None}}}
+    text = html_report("one", {"dpsgd": document}, sample.privacy, {}, {}, {}, sample.group_table)
+    header, rows = re.search(r"<caption>By sex</caption>(.*?)</thead>(.*?)</table>", text, re.DOTALL).groups()
+    at = [re.sub("<.*?>", "", one) for one in re.findall("<th.*?</th>", header)].index("95 % of cost")
+    cells = [re.findall(r"<t[dh].*?</t[dh]>", row)[at] for row in re.findall("<tr>.*?</tr>", rows, re.DOTALL)]
+    assert any(">–<" in cell for cell in cells)
+    assert not any("number" in cell for cell in cells)
+
+
 @pytest.mark.parametrize(("unit", "counted"), [("record", "records"), ("patient", "patients")])
 def test_noised_figures_count_what_is_protected(unit, counted):
     """A patient with several records counts once in the histogram that all of them follow from."""

@@ -243,6 +243,8 @@ def test_a_cost_is_positive_where_something_is_lost_whichever_end_of_a_metric_is
     assert not task.outdone({"cost_of_privacy": {"intervals": {"overall": [-1.0, 1.0]}}})
     assert "has learnt nothing: its R² is" in (task.guessing(task.evaluate(np.full((3, 1), 99.0), truth, {})) or "")
     assert task.guessing(good) is None
+    assert "its R² is -" in (task.guessing(task.evaluate(np.array([[20.0], [0.0], [10.0]]), truth, {})) or "")
+    assert "may then be that of one number" in task.guessed_means  # as it is of a model below 0 whose answers differ
 
 
 def test_a_baseline_of_larger_mae_and_smaller_rmse_is_not_called_badly_trained() -> None:
@@ -271,6 +273,14 @@ def test_an_interval_counts_units_and_not_their_records() -> None:
         [7 / 3 - half, 7 / 3 + half]
     )
     assert mean_interval(values[:1], np.arange(1)) is None
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1 + 0.2])
+def test_values_that_all_agree_have_no_interval(value: float) -> None:
+    """Of 78 records with the same predictions the cost is 0, and not certainly 0."""
+    values = np.full(78, value)
+    values[0] = round(value, 12)
+    assert mean_interval(values, np.arange(78)) is None
 
 
 def test_seeds_are_averaged_with_the_main_metrics_intervals(capsys: pytest.CaptureFixture[str]) -> None:

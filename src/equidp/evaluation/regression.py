@@ -73,10 +73,13 @@ def live(predicted: NDArray, truth: NDArray, groups: Groups) -> dict[str, float]
 def mean_interval(values: NDArray, units: NDArray) -> Pair | None:
     """Interval of the mean of `[n]` values; None with fewer than two units, or with a value that is not finite.
 
+    None, too, where all values agree but for rounding, as errors in ranks often do: they have no spread, and an
+    interval without a width would say that other records agree as well.
+
     Of units of several records the mean is a ratio of sums, and its variance that of the units' residual sums.
     """
     _, owners = np.unique(units, return_inverse=True)
-    if not len(values) or not np.isfinite(values).all():
+    if not len(values) or not np.isfinite(values).all() or np.ptp(values) <= 1e-9 * np.abs(values).max():
         return None
     mean = float(values.mean())
     sums = np.bincount(owners, weights=values - mean)

@@ -42,8 +42,11 @@ LOOK_BATCH = 1024
 TRIED = 3
 """Units whose contributions are tried."""
 
-ALIKE = 20
-"""Batches whose sizes are compared."""
+ALIKE, SAME = 20, 15
+"""Batches whose sizes are compared, and how many of them may not be of one size; by coins, less than one in a million.
+
+Of an epoch's slices all but the last are.
+"""
 
 
 class Looking:
@@ -144,7 +147,7 @@ class Looking:
     def _unlike_coins(self, draw: Draw) -> str:
         """What coins do not give; empty for what they may.
 
-        More units than expected by ten standard deviations, or one size of twenty batches, are no chance.
+        More units than expected by ten standard deviations, or one size of most of twenty batches, are no chance.
         """
         self._sizes[len(draw.units)] += 1
         if bool((draw.units[1:] <= draw.units[:-1]).any()):
@@ -156,7 +159,7 @@ class Looking:
         most = expected * batches
         if units > most + 10 * most**0.5 + 20:
             return f"{units} units by step {batches}, more than its `sampling_rate` gives"
-        if batches == ALIKE and len(self._sizes) == 1 and expected * (1 - self.sampling.rate) > 4:
+        if batches == ALIKE and self._sizes.most_common(1)[0][1] >= SAME and expected * (1 - self.sampling.rate) > 4:
             return "batches of one size, where the sizes of independent coins differ: ε is computed for such coins"
         return ""
 

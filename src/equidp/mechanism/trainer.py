@@ -130,8 +130,8 @@ class Trainer(Noising):
         run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
         self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
         self.contributing = algorithm.contribution.start(run)
-        # this package's have tests, and on a GPU each answer would be waited for
-        self._untried = algorithm.private and _of_others(algorithm.contribution, self.contributing, self.pursuing)
+        # of two steps, as one may leave what changes the next; this package's have tests, and a GPU would be waited for
+        self._untried = 2 * (algorithm.private and _of_others(algorithm.contribution, self.contributing, self.pursuing))
         self._judged = _of_others(algorithm.sampler, self.sampling)
         self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
         self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
@@ -311,7 +311,7 @@ class Trainer(Noising):
         if not charged:
             self.charge(segment)
         if self._untried and len(draws[0].units):
-            self._untried = False
+            self._untried -= 1
             self.try_contribution(draws[0])
         if self.steps_done not in self._release_steps:
             public |= self.given

@@ -34,7 +34,7 @@ class MultiLabel(Task):
         "Label accuracy is the share of right labels: of a rare label, 0 for everybody has a high one. Macro AUROC is "
         "the mean over the labels that occur with both values, which in a small group may be fewer."
     )
-    undefined_means = "no test record, or of AUROC no label with both values"
+    undefined_means = "no test record, or of AUROC no label with both values; of an interval, values that all agree"
     intervals_are = "mean ± t·s/√n of each record's share of right labels"
 
     def loss(self, name: str, device: torch.device | str, **options: Unpack[LossOptions]) -> Loss:

@@ -42,7 +42,7 @@ class Ordinal(Task):
         "MAE counts ranks: how many classes the predicted one is from the true one. Within one rank is the share at "
         "most one class away. Weighted kappa is Cohen's with quadratic weights: 0 at chance, 1 where all are right."
     )
-    undefined_means = "no test record; of weighted kappa, one class only"
+    undefined_means = "no test record; of weighted kappa, one class only; of an interval, values that all agree"
     intervals_are = "mean ± t·s/√n of errors in ranks and of their differences"
 
     def loss(self, name: str, device: torch.device | str, **options: Unpack[LossOptions]) -> Loss:

@@ -39,12 +39,12 @@ class Regression(Task):
     best: ClassVar[Best] = {"mae": "lowest", "rmse": "lowest", "mean_error": "nearest to 0"}
     costs = ("mae",)
     beside = ("mean_error",)
-    guessed_means = "Its MAE is then that of one number for everybody"
+    guessed_means = "Its MAE may then be that of one number for everybody"
     metrics_mean = (
         "MAE, RMSE and mean error are in the target's own unit. The mean error is positive where predictions are too "
         "high. An R² of 0 is that of the mean for everybody."
     )
-    undefined_means = "no test record; of R², fewer than two different values"
+    undefined_means = "no test record; of R², fewer than two different values; of an interval, values that all agree"
     intervals_are = "mean ± t·s/√n of absolute errors and of their differences"
 
     def loss(self, name: str, device: torch.device | str, **options: Unpack[LossOptions]) -> Loss:

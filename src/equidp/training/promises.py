@@ -58,8 +58,8 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
 
     Raises:
         EquidpError: for a part that has where to keep what it is told, a schedule of other steps than the run's, a
-            weight rule that exceeds its `bound`, a side release whose values have other names or bound nothing, or one
-            beside which a record moves more than the step is charged for.
+            weight rule that exceeds its `bound`, a side release whose values have other names, follow from records that
+            it was told of or bound nothing, or one beside which a record moves more than the step is charged for.
     """
     for part in algorithm.parts:
         if name := _keeps(part):
@@ -106,6 +106,11 @@ def _refuse_broken_side(
         raise EquidpError(
             f"{algorithm.name}: {name} changes {changed} in place, by which records are weighed after it: let "
             "`statistic` work on a copy."
+        )
+    if kept := _kept(side, rule, first, plan, noise):
+        raise EquidpError(
+            f"{algorithm.name}: {name} gives other values for {kept} once `statistic` was told of other records, and "
+            "what it is told is private: kept, it would be released without noise. Make them of what they are given."
         )
     if broken := _broken_values(side, rule, first, plan, noise):
         raise EquidpError(
@@ -156,6 +161,8 @@ def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
         )
     if not (weights >= 0).all():
         return "gives weights that are below 0, or no numbers", most
+    if float(rule.bound(public)) != bound:
+        return "gives another `bound` once `weights` was told of records, and may look at public values alone", most
     few = slice(None, None, 10)
     alone = torch.cat([rule.weights(norm, public) for norm in norms[few].split(1)])
     if not torch.allclose(weights[few], alone, rtol=1e-4, atol=0.0):
@@ -181,6 +188,24 @@ def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
         if missing := sorted(declared - found):
             return f"declares {missing[0]!r}, and `{method}` does not return it."
     return ""
+
+
+def _kept(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> str:
+    """What a side release makes of norms that it was told before, wherever it keeps them; empty where nothing is."""
+    facts = StepFacts(plan, 0, noise, known_sensitivity(rule, first), 1, plan.sampling_rate)
+    noised, told = _noised(side, first, plan)[1], list[dict[str, Tensor]]()
+    for size in (0, 1, 2, CROWD):
+        norms, groups = torch.linspace(size, 0, size), torch.arange(size) % plan.groups
+        with torch.random.fork_rng(devices=[]):  # what is made of a noised value may be drawn
+            torch.manual_seed(0)
+            side.statistic(norms, groups, first, plan)
+            torch.manual_seed(0)
+            later, now = side.consequences(noised.clone(), dict(first), dict(first), facts)
+        charged = {"sensitivity": side.sensitivity(), "noise": side.noise(plan)}
+        charged["joint_noise"] = side.joint_noise(rule, plan, noise)
+        told.append({name: torch.as_tensor(value).clone() for name, value in (charged | later | now).items()})
+    changed = [name for name, value in told[0].items() if any(not torch.equal(value, one[name]) for one in told[1:])]
+    return listed(changed) if changed else ""
 
 
 def _broken_values(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> str:
