@@ -187,6 +187,14 @@ def test_noise_is_calibrated_for_all_trials_and_the_path_ends_in_their_epsilon(t
     assert path[-1] == pytest.approx(algorithm.epsilon(plan).value, rel=1e-9)
 
 
+def test_a_run_under_a_law_is_told_after_each_epoch_what_all_of_them_cost() -> None:
+    law = Trials(law="geometric", mean=3.0)
+    path = law.epsilon_path([RUN] * 3, DELTA)
+    for epochs, told in enumerate(path, start=1):
+        spent = law.epsilon([Event(1.0, SIGMA, epochs)], DELTA).value
+        assert spent * (1 - 1e-9) <= told <= spent * 1.2
+
+
 @pytest.mark.parametrize("trials", [Trials(3), Trials(law="geometric", mean=10)])
 def test_epsilon_is_a_plain_number_as_a_cards_header_takes_no_other(trials: Trials) -> None:
     assert yaml.safe_load(yaml.safe_dump(trials.epsilon([Event(0.05, 1.0, 100)], 1e-5).value)) > 1
