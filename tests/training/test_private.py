@@ -135,6 +135,7 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
         ({"algorithm": "dpsgd_f"}, "dpsgd_f looks at groups: give `groups`"),
         ({"algorithm": "asc"}, "asc looks at groups: give `groups`"),
         ({"algorithm": "dpsgd_f", "groups": (GROUPS, 1)}, "groups are from 0 to 1: 1 are from 0 to 0"),
+        ({"algorithm": "dpsgd_f", "groups": (GROUPS - 1, 2)}, "groups are from -1 to 0: 2 are from 0 to 1"),
         ({"algorithm": "dpsgd_minimax", "classes": 1}, "labels are from 0 to 1: 1 are from 0 to 0"),
         ({"groups": (GROUPS[1:], 2)}, r"groups are torch.int64 \[299\]: give \[300\] int64"),
         ({"algorithm": "dpsgd_fair"}, "Unknown algorithm 'dpsgd_fair'"),
