@@ -69,6 +69,11 @@ def test_one_record_moves_the_histogram_by_its_sensitivity() -> None:
 
 def test_one_unit_of_many_records_moves_it_by_no_more() -> None:
     assert most_that_one_moves(np.arange(12) % 3) <= 1.0
+    alike = {name: part[np.zeros(4, int)] for name, part in made(1).items() if name != "groups"}  # of one cell
+    alike["groups"] = {"class": (alike["labels"], CLASSES)}
+    listening = Listening()
+    noised = release(alike, listening, np.zeros(4, int))
+    assert listening.exact.sum() == listening.exact.max() == listening.sensitivity == noised.sd == 1.0
     assert most_that_one_moves(np.arange(12)) == pytest.approx(1.0)
 
 
@@ -80,6 +85,16 @@ def test_a_histogram_of_two_groupings_with_the_sensitivity_of_one_is_caught(monk
 def test_nothing_leaves_but_what_was_noised() -> None:
     documents = [release(made(40, seed), Listening(answer=3.0)).to_dict() for seed in (0, 1)]
     assert documents[0] == documents[1]
+
+
+def test_the_noise_that_figures_reckon_with_is_the_one_of_each_count() -> None:
+    """Two groupings have tables of their own, so that one record moves the whole by √2."""
+    assert release(made(12), Listening(), noise=3.0).sd == pytest.approx(3.0 * math.sqrt(2))
+
+
+def test_scores_at_the_ends_of_what_there_can_be_are_in_the_first_and_the_last_bin() -> None:
+    predicted, confidence = histogram.cell_numbers(np.array([[0.5, 0.5], [0.0, 1.0 + 1e-7]]), np.array([0, 1]), 5)
+    assert (predicted.tolist(), confidence.tolist()) == ([0, 1], [0, 4])
 
 
 def test_the_noise_is_that_of_the_analytic_gaussian_mechanism() -> None:

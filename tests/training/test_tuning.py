@@ -305,6 +305,34 @@ def test_what_a_trial_was_charged_beyond_its_plan_is_told(tmp_path: Any, digits:
     assert beyond_plan(point.plan, given, "dpsgd", [again]) == (Event(event.sampling_rate, event.noise_multiplier, 2),)
 
 
+def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
+    tmp_path: Any, digits: Any, monkeypatch: Any
+) -> None:
+    """Each took a step again, and the ledger's file was lost meanwhile."""
+    given, ledgers, again = settings(tmp_path), tmp_path / "ledgers", Event(0.5, 2.0)
+    honest, seeds = nodes.train_model, list[int]()
+
+    def training(request: TrainingRequest, *args: Any, **how: Any) -> Any:
+        seeds.append(request.seed)
+        DatasetLedger(ledgers, "digits").path.unlink(missing_ok=True)
+        return honest(request, *args, **how)
+
+    monkeypatch.setattr(nodes, "train_model", training)
+    monkeypatch.setattr(nodes, "beyond_plan", lambda *_: (again,))
+    _, privacy, *_ = nodes.choose_model(
+        digits, tmp_path / "run", given, {"dpsgd": given.algorithm("dpsgd")}, ledgers, {}
+    )
+    assert len(set(seeds)) == len(seeds) > 1
+    tuning = plan_tuning(parts(digits, given).train, given)
+    assert privacy["epsilon"] == tuning.epsilon([again] * len(seeds)) > tuning.epsilon()
+    assert Event(0.5, 2.0, len(seeds)).to_dict() in privacy["charged"]
+    entries = DatasetLedger(ledgers, "digits").entries()
+    assert {(one.what, one.part, one.law) for one in entries} == {
+        ("tuning", "train", "geometric"),
+        ("scores", "validation", "geometric"),
+    }
+
+
 @pytest.mark.parametrize(
     ("kind", "grouping", "expected"),
     [
@@ -379,6 +407,7 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
         ({"training": {"device": "cpu", "devices": 2}}, "leave training.devices out"),
         ({"tune": {"grid": {"training": {"devices": [1, 2]}}}}, "leave training.devices out"),
         ({"algorithm": "sa_dpsgd", "sa_dpsgd": {"options": {"energy": "test"}}}, "an energy of test records"),
+        ({"algorithm": "dpis", "tune": {"grid": {"training": {"epochs": [1]}}}}, "its events must be fixed before"),
         (
             {
                 "algorithm": "sa_dpsgd",
