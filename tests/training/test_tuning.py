@@ -340,6 +340,14 @@ def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
         return honest(request, split, **how)
 
     monkeypatch.setattr(nodes, "train_model", training)
+    counted, noises = nodes.noised_histogram, set[float]()
+
+    def scored(scores: Any, labels: Any, *args: Any, **how: Any) -> Noised:
+        noises.add(how["noise_multiplier"])
+        assert np.array_equal(labels, parts(digits, given).test.labels.numpy())
+        return counted(scores, labels, *args, **how)
+
+    monkeypatch.setattr(nodes, "noised_histogram", scored)
     monkeypatch.setattr(nodes, "beyond_plan", lambda *_: (again,))
     _, privacy, *_ = nodes.choose_model(
         digits, tmp_path / "run", given, {"dpsgd": given.algorithm("dpsgd")}, ledgers, {}
@@ -347,8 +355,12 @@ def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
     assert len(set(seeds)) == len(seeds) > 1
     tuning = plan_tuning(parts(digits, given).train, given)
     assert privacy["epsilon"] == tuning.epsilon([again] * len(seeds)) > tuning.epsilon()
+    assert tuning.score_event is not None
+    assert noises == {tuning.score_event.noise_multiplier}
     assert Event(0.5, 2.0, len(seeds)).to_dict() in privacy["charged"]
     entries = DatasetLedger(ledgers, "digits").entries()
+    most = max(sum(event.count for event in one.events if event.sampling_rate == 0.5) for one in entries)
+    assert most == len(seeds)
     assert {(one.what, one.part, one.law) for one in entries} == {
         ("tuning", "train", "geometric"),
         ("scores", "validation", "geometric"),
