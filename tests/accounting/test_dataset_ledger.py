@@ -57,6 +57,7 @@ def test_laws_and_budgets_enter_by_their_divergences() -> None:
     assert total_epsilon([law], DELTA) == pytest.approx(expected)
     budget = entry(events=(), order=8.0, total=0.5)
     assert total_epsilon([budget], DELTA) == pytest.approx(epsilon_of(0.5, 8.0, DELTA))
+    assert total_epsilon([law, dataclasses.replace(law, part="test")], DELTA) == pytest.approx(expected)  # disjoint
     assert total_epsilon([law, budget], DELTA) > max(expected, epsilon_of(0.5, 8.0, DELTA))
 
 
@@ -83,6 +84,20 @@ def test_the_name_of_a_new_file_is_on_disk_too(tmp_path: Path, monkeypatch: pyte
         assert synced == [tmp_path / "new", tmp_path]
 
 
+def test_an_entry_is_durable_before_the_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lasting: list[bytes] = []
+    ledger = DatasetLedger(tmp_path, "adult")
+
+    def durable(_: int) -> None:
+        lasting.append(ledger.path.read_bytes())
+
+    monkeypatch.setattr("equidp.accounting.dataset_ledger.durable", durable)
+    for _ in range(2):
+        ledger.charge([entry()], delta=DELTA)
+        assert lasting[-1] == ledger.path.read_bytes()
+    assert len(lasting) == 2
+
+
 def test_a_run_beyond_the_limit_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     ledger = DatasetLedger(tmp_path, "adult")
     limit = of_noise(2.0) * 1.001
@@ -90,7 +105,7 @@ def test_a_run_beyond_the_limit_is_refused_and_nothing_is_written(tmp_path: Path
         ledger.charge([entry()], delta=DELTA, limit=limit)
     before = ledger.path.read_bytes()
     with pytest.raises(EquidpError, match="Nothing was trained"):
-        ledger.charge([entry()], delta=DELTA, limit=limit)
+        ledger.charge([entry(secure=False), entry()], delta=DELTA, limit=limit)
     assert ledger.path.read_bytes() == before
     ledger.charge([entry(secure=False)], delta=DELTA, limit=limit)
     assert len(ledger.entries()) == 5

@@ -124,6 +124,14 @@ def test_the_negative_binomial_laws_by_hand(trials: Trials, shape: float, gamma:
     assert trials.epsilon(RUN, DELTA).value == pytest.approx(by_hand(float(trials.mean or 0), shape, gamma), rel=0.01)
 
 
+def test_where_trials_differ_no_other_order_than_theirs_counts() -> None:
+    """By hand, at the one order 8: R(8) + ln 3/7 + 2·[(1 − 1/8)·R(8) + ln(3)/8]."""
+    own = 8 / (2 * SIGMA**2)
+    bound = own + math.log(3) / 7 + 2 * (7 / 8 * own + math.log(3) / 8)
+    expected = bound + math.log(7 / 8) - (math.log(DELTA) + math.log(8)) / 7
+    assert Trials(law="geometric", mean=3.0, orders=(8.0,)).epsilon(RUN, DELTA).value == pytest.approx(expected)
+
+
 def test_the_poisson_law_by_hand() -> None:
     """R(λ) + E[K]·δ̂ + ln E[K]/(λ−1), δ̂ at ln(λ/(λ−1)) by the improved conversion of all orders."""
     mean, a, own = 20.0, ORDERS[::40], ORDERS[::40] / (2 * SIGMA**2)
@@ -185,6 +193,14 @@ def test_noise_is_calibrated_for_all_trials_and_the_path_ends_in_their_epsilon(t
     path = algorithm.epsilon_path(plan)
     assert path == sorted(path)
     assert path[-1] == pytest.approx(algorithm.epsilon(plan).value, rel=1e-9)
+
+
+def test_a_run_under_a_law_is_told_after_each_epoch_what_all_of_them_cost() -> None:
+    law = Trials(law="geometric", mean=3.0)
+    path = law.epsilon_path([RUN] * 3, DELTA)
+    for epochs, told in enumerate(path, start=1):
+        spent = law.epsilon([Event(1.0, SIGMA, epochs)], DELTA).value
+        assert spent * (1 - 1e-9) <= told <= spent * 1.2
 
 
 @pytest.mark.parametrize("trials", [Trials(3), Trials(law="geometric", mean=10)])

@@ -24,11 +24,15 @@ def test_of_classes_of_one_size_the_hard_one_is_shifted_by_margin_times_its_shar
     found = shares(lab, torch.tensor([[9.0, 0.0, 6.0, 3.0, 12.0, 6.0]]), count_noise_multiplier=0.01, margin=4.0)
     assert math.log(found[1] / found[0]) == pytest.approx(4.0 * 9 / 12, rel=1e-5)
     assert found[2] / found[0] == pytest.approx(math.exp(4.0 * (9 - 6) / 12), rel=1e-5)
+    assert sum(found) == pytest.approx(1.0)  # the history tells them as shares
 
 
 def test_counts_that_are_all_noise_shift_no_class_by_more_than_the_margin(lab: Any) -> None:
     found = shares(lab, torch.tensor([[900.0, -70.0, 3.0, -800.0, 60.0, 2.0]]), count_noise_multiplier=1e4, margin=2.0)
     assert max(found) / min(found) <= math.exp(2.0)
+    # more long gradients than records, and fewer than none, of classes of one size
+    found = shares(lab, torch.tensor([[30.0, -20.0, 5.0, -20.0, 30.0, 5.0]]), count_noise_multiplier=0.01, margin=2.0)
+    assert math.log(found[1] / found[0]) == pytest.approx(2.0, rel=1e-5)
 
 
 def test_long_gradients_of_long_ago_are_forgotten_while_sizes_are_not(lab: Any) -> None:

@@ -47,6 +47,29 @@ def test_a_class_that_stays_wrong_is_pulled_on_and_on_and_no_farther_than_the_li
     assert torch.equal(found[-1][1], found[-1][2])
 
 
+def test_a_class_that_has_always_been_wrong_is_allowed_for_by_the_margin_times_its_errors(lab: Any) -> None:
+    """Nothing is pulled; of classes of one size the first is wrong 9 times in 10, the others once."""
+    counts = torch.tensor([[9.0, 1.0, 1.0, 1.0, 9.0, 9.0]]).expand(8, 6)
+    found = shifts(lab, counts, 8, count_noise_multiplier=0.01, margin=3.0, pull=0.0)[-1]
+    assert float(found[1] - found[0]) == pytest.approx(3.0 * (0.9 - 0.1), rel=1e-4)
+
+
+def test_errors_beyond_what_there_can_be_are_allowed_for_by_no_more_than_the_margin(lab: Any) -> None:
+    """As noise makes them: of 10 records of class 0 30 are wrong, of class 1 fewer than none."""
+    counts = torch.tensor([[30.0, -20.0, 5.0, -20.0, 30.0, 5.0]]).expand(8, 6)
+    found = shifts(lab, counts, 8, count_noise_multiplier=0.01, margin=3.0, pull=0.0)[-1]
+    assert float(found[1] - found[0]) == pytest.approx(3.0, rel=1e-4)
+
+
+def test_in_a_run_as_short_as_the_window_the_recent_errors_are_the_latest(lab: Any) -> None:
+    """Class 0, behind at first and ahead then, is pulled back by as much."""
+    early = [9.0, 1.0, 5.0, 1.0, 9.0, 5.0]
+    late = [1.0, 9.0, 5.0, 9.0, 1.0, 5.0]
+    found = shifts(lab, torch.tensor([early, late]), 8, count_noise_multiplier=0.01, margin=0.0, adjustment=0.0)
+    assert found[0][0] < 0 < found[0][1]
+    assert float(found[1][0]) == pytest.approx(float(found[1][1]), abs=1e-5)
+
+
 def test_classes_with_equal_errors_are_left_alone(lab: Any) -> None:
     counts = torch.tensor([[3.0, 3.0, 3.0, 7.0, 7.0, 7.0]]).expand(20, 6)
     found = shifts(lab, counts, 20, count_noise_multiplier=0.01)

@@ -119,6 +119,26 @@ def test_the_order_of_the_rows_is_nothing_to_their_parts(order: list[int], seed:
     assert whereabouts(split(table(rows), seed=seed)) == whereabouts(split(table(shuffled), seed=seed))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("amounts", "part"), [([1.0, 2.0], None), ([1.0, 1.0], [1, 0])])
+def test_rows_of_another_amount_or_of_the_providers_other_part_are_no_copies(
+    amounts: list[float], part: list[int] | None
+) -> None:
+    """Else a row more would number the next one anew, and so move it."""
+    schema = Schema(
+        "toy", "tabular", (1,), (), {"all": ("one",)}, ("x",), task="regression", targets=("t",), bounds=(0.0, 10.0)
+    )
+
+    def identity(start: int) -> Tensor:
+        labels = torch.tensor(amounts[start:])
+        given = None if part is None else torch.tensor(part[start:])
+        groups = {"all": torch.zeros(len(labels), dtype=torch.int64)}
+        known = identified(Records(torch.ones(len(labels), 1), labels, groups, schema, part=given)).identity
+        assert known is not None
+        return known[-1]
+
+    assert torch.equal(identity(0), identity(1))
+
+
 def test_copies_of_one_row_are_spread_over_the_parts() -> None:
     """By content alone all would share one part, and Dutch has thousands of equal rows."""
     parts = split(table([(0, 0, 0, 0, 0)] * 2000), seed=0)

@@ -15,7 +15,16 @@ from equidp.accounting.trials import Trials
 from equidp.evaluation import histogram
 from equidp.evaluation.histogram import Noised, cell_numbers, figures_event, noised_histogram
 from equidp.evaluation.intervals import accuracy_interval
-from equidp.evaluation.noised import Cells, flat_released, known_large, released_figures
+from equidp.evaluation.noised import (
+    Cells,
+    Estimate,
+    flat_released,
+    known_large,
+    lowest,
+    overall,
+    released_figures,
+    spread,
+)
 from equidp.mechanism.noise import SeededRandom
 
 CLASSES = ("no", "yes")
@@ -69,6 +78,11 @@ def test_one_record_moves_the_histogram_by_its_sensitivity() -> None:
 
 def test_one_unit_of_many_records_moves_it_by_no_more() -> None:
     assert most_that_one_moves(np.arange(12) % 3) <= 1.0
+    alike = {name: part[np.zeros(4, int)] for name, part in made(1).items() if name != "groups"}  # of one cell
+    alike["groups"] = {"class": (alike["labels"], CLASSES)}
+    listening = Listening()
+    noised = release(alike, listening, np.zeros(4, int))
+    assert listening.exact.sum() == listening.exact.max() == listening.sensitivity == noised.sd == 1.0
     assert most_that_one_moves(np.arange(12)) == pytest.approx(1.0)
 
 
@@ -80,6 +94,44 @@ def test_a_histogram_of_two_groupings_with_the_sensitivity_of_one_is_caught(monk
 def test_nothing_leaves_but_what_was_noised() -> None:
     documents = [release(made(40, seed), Listening(answer=3.0)).to_dict() for seed in (0, 1)]
     assert documents[0] == documents[1]
+
+
+def test_the_lowest_group_is_as_low_as_any_may_be_and_no_higher_than_all_together_allow() -> None:
+    found = {"a": Estimate(0.8, [0.7, 0.9]), "b": Estimate(0.6, [0.5, 0.7])}
+    wide = {"a": Estimate(0.8, [0.6, 0.95]), "b": Estimate(0.6, [0.4, 0.75])}
+    assert lowest(found, wide) == {"group": "b", "accuracy": 0.6, "interval": [0.5, 0.75]}
+
+
+def test_a_spread_reaches_as_far_as_the_difference_of_two_may() -> None:
+    """By hand: 0.2 and √(0.1² + 0.05²), what the lower one may be less and the higher one more."""
+    told = spread([Estimate(0.6, [0.5, 0.8]), Estimate(0.8, [0.7, 0.85])])
+    assert told["difference"] == pytest.approx(0.2)
+    assert told["interval"] == pytest.approx([0.0, 0.2 + math.hypot(0.1, 0.05)])
+
+
+def test_the_rates_of_the_second_class_are_shares_of_everybody_of_it_and_of_the_other() -> None:
+    found = Cells(np.array([[[30.0], [10.0]], [[5.0], [55.0]]]), 0.0).rates()
+    assert [of.value for of in found.values()] == pytest.approx([0.65, 55 / 60, 10 / 40])
+
+
+def test_intervals_over_several_groups_are_wider_than_each_groups_own() -> None:
+    noised = release(made(3000), Listening(), noise=1.0)
+    told, race = released_figures(noised), dict(zip("abc", noised.counts["race"], strict=True))
+    own = {name: Cells(counts, noised.sd).accuracy() for name, counts in race.items()}
+    assert told["worst"]["race"]["interval"][1] > min(of.interval[1] for of in own.values())
+    assert told["gap"]["race"]["interval"][1] > spread(list(own.values()))["interval"][1]
+    # by tables of two and of three groups: the mean of two sums, each weighed by how little noise it has
+    assert overall(noised).sd == pytest.approx(noised.sd / math.sqrt(1 / 2 + 1 / 3))
+
+
+def test_the_noise_that_figures_reckon_with_is_the_one_of_each_count() -> None:
+    """Two groupings have tables of their own, so that one record moves the whole by √2."""
+    assert release(made(12), Listening(), noise=3.0).sd == pytest.approx(3.0 * math.sqrt(2))
+
+
+def test_scores_at_the_ends_of_what_there_can_be_are_in_the_first_and_the_last_bin() -> None:
+    predicted, confidence = cell_numbers(np.array([[0.5, 0.5], [0.0, 1.0 + 1e-7]]), np.array([0, 1]), 5)
+    assert (predicted.tolist(), confidence.tolist()) == ([0, 1], [0, 4])
 
 
 def test_the_noise_is_that_of_the_analytic_gaussian_mechanism() -> None:

@@ -441,3 +441,25 @@ WITH_SIDE_RELEASE = [
 @pytest.mark.parametrize("name", WITH_SIDE_RELEASE)
 def test_every_side_release_is_noised(name: str) -> None:
     side_releases_are_noised(laboratory(), name)
+
+
+@pytest.mark.parametrize("name", WITH_SIDE_RELEASE)
+def test_all_that_is_made_of_a_side_release_follows_from_its_noised_value(name: str) -> None:
+    """Nobody or everybody in the batch: where the noised value is the same, so are bounds and carried values."""
+
+    def made(*, everybody: bool) -> dict[str, Any]:
+        trainer = laboratory().trainer(name, random=Scripted(5, coins=everybody))
+        perturb = trainer.random.perturb
+
+        def told(values: Tensor, **how: Any) -> Tensor:
+            gradient = len(values) == trainer.engine.dimension
+            return perturb(values, **how) if gradient else torch.linspace(1.0, 2.0, len(values))
+
+        trainer.random.perturb = told  # type: ignore[method-assign]
+        trainer.run_steps(2)
+        return {**trainer.shown, **trainer.public}
+
+    nobody, everybody = made(everybody=False), made(everybody=True)
+    assert nobody.keys() == everybody.keys()
+    for what, value in nobody.items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(everybody[what])), what

@@ -522,9 +522,9 @@ def test_an_empty_batch_adds_noise_and_is_charged(algorithm: str) -> None:
 def test_nobodys_rows_have_no_influence_whatever_the_first_record_is(algorithm: str) -> None:
     """They repeat the first record, which is in no batch here."""
     found = []
-    for value in (0.5, float("nan")):
+    for value, group in ((0.5, 0), (float("nan"), 1)):
         trainer = trainer_of(algorithm, Replaying)
-        trainer.population.records.features[0] = value
+        trainer.population.records.features[0], trainer.population.groups[0] = value, group
         trainer.sampling.draw_on_host = lambda: torch.arange(1, 11)
         trainer.sampling.draw = lambda: Draw(torch.arange(1, 11))
         trainer.run_steps(TRIALS + 3)

@@ -311,6 +311,30 @@ class TestStep:
         rest = without.weighted_sum([without.population.batch(everyone[everyone != 5])], public)
         torch.testing.assert_close(whole, rest)
 
+    def test_of_each_chunk_its_own_records_without_a_finite_gradient_are_left_out(self) -> None:
+        data = records()
+        data.features[[1, 6]] = 1e30  # the second of the first chunk, the third of the next one
+        run, everyone = trainer(data), torch.arange(12)
+        public = run.public_values(run.segments[0])
+        chunked = run.weighted_sum([run.population.batch(units) for units in everyone.split(4)], public)
+        torch.testing.assert_close(chunked, run.weighted_sum([run.population.batch(everyone)], public))
+
+    def test_the_trial_of_a_contribution_moves_no_generator_that_dropout_draws_from(self) -> None:
+        """A resumed run tries again: its masks would be others, beside the same noise."""
+        run = trainer(records(), model=nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)))
+        before, draw = torch.get_rng_state(), run.draw()
+        run.try_contribution(draw)
+        assert len(draw.units) > 1
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_losses_of_a_model_in_which_records_meet_are_refused(self) -> None:
+        class Centred(nn.Module):
+            def forward(self, features: Tensor) -> Tensor:
+                return features - features.mean(0)
+
+        with pytest.raises(EquidpError, match="mixes records"):
+            trainer(records(), model=nn.Sequential(Centred(), nn.Linear(4, 2))).losses(torch.arange(4))
+
     def test_a_record_without_a_finite_gradient_is_counted_as_one_of_length_0(self) -> None:
         data = records()
         data.features[:3] = 1e30

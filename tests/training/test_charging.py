@@ -122,10 +122,39 @@ def test_a_run_beyond_the_data_sets_total_is_refused_before_it_trains(tmp_path: 
 
 
 def test_splits_that_are_no_function_of_each_record_are_splits_of_their_own(tmp_path: Path) -> None:
-    for membership in (HASH, HASH, Membership("strata"), None):
+    for membership in (HASH, HASH, Membership("strata"), Membership("strata"), None):
         entered(tmp_path, settings(), membership)
     found = DatasetLedger(tmp_path, "digits").entries()
-    assert len({one.split for one in found}) == 3
+    assert len({one.split for one in found}) == 4
+
+
+def test_under_a_law_of_trials_training_and_figures_are_entered_as_the_best_of_them(tmp_path: Path) -> None:
+    """As events of one trial they would count for less."""
+    of, plan = (
+        settings(trials_law="geometric", trials_mean=3.0),
+        dataclasses.replace(PLAN, trials=Trials(law="geometric", mean=3.0)),
+    )
+    due = planned(of.algorithm("dpsgd"), plan)
+    enter(tmp_path, tmp_path / "run", of, {}, HASH, {("training", "train"): due}, algorithm="dpsgd")
+    found = DatasetLedger(tmp_path, "digits").entries()
+    assert [(one.what, one.law, one.mean) for one in found] == [
+        ("training", "geometric", 3.0), ("figures", "geometric", 3.0)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "data", "held"),
+    [("seed=1", {}, False), ("seed=0", {"split_by": "unit"}, False), ("seed=0", {}, True)],
+    ids=["another key", "whole units", "a validation part"],
+)
+def test_splits_of_another_key_of_units_or_with_another_part_are_splits_of_their_own(
+    key: str, data: dict[str, Any], held: bool
+) -> None:
+    def name(key: str, data: dict[str, Any], held: bool) -> str:
+        made = dataclasses.replace(settings(), data=settings().data.model_copy(update={"id": "pid"} | data))
+        return _split(Membership("hash", key=key), made, "r", "raw", held=held)
+
+    assert name(key, data, held) != name("seed=0", {}, False)
 
 
 def test_splits_by_other_identities_are_splits_of_their_own() -> None:

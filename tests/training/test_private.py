@@ -135,6 +135,7 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
         ({"algorithm": "dpsgd_f"}, "dpsgd_f looks at groups: give `groups`"),
         ({"algorithm": "asc"}, "asc looks at groups: give `groups`"),
         ({"algorithm": "dpsgd_f", "groups": (GROUPS, 1)}, "groups are from 0 to 1: 1 are from 0 to 0"),
+        ({"algorithm": "dpsgd_f", "groups": (GROUPS - 1, 2)}, "groups are from -1 to 0: 2 are from 0 to 1"),
         ({"algorithm": "dpsgd_minimax", "classes": 1}, "labels are from 0 to 1: 1 are from 0 to 0"),
         ({"groups": (GROUPS[1:], 2)}, r"groups are torch.int64 \[299\]: give \[300\] int64"),
         ({"algorithm": "dpsgd_fair"}, "Unknown algorithm 'dpsgd_fair'"),
@@ -240,6 +241,26 @@ def test_what_is_called_after_an_epoch_need_not_return_columns() -> None:
     trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
     rows = trainer.train(lambda row, _: seen.append(row["epoch"]), progress=False)
     assert [row["epoch"] for row in rows] == seen == [1.0, 2.0]
+
+
+def test_a_ledger_that_is_handed_on_is_gone_on_with() -> None:
+    """As by a loop that begins again after an interruption: what was charged before would be forgotten."""
+    before = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
+    before.run_steps(3)
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=1, ledger=before.ledger)
+    trainer.train(progress=False)
+    assert sum(event.count for event in trainer.ledger.events) == 3 + trainer.plan.steps
+    assert spent(trainer) == epsilon([Event(0.2, 1.5, 13)], 1e-4).value
+
+
+def test_what_an_algorithm_learns_by_and_how_much_is_in_memory_are_those_that_were_given() -> None:
+    options = {"learning_rate": 0.01}
+    trainer = make_private(
+        network(), (FEATURES, LABELS), LOSS, **ASKED, algorithm="dp_adambc", options=options, seed=0,
+        physical_batch_size=7, precision="bf16",
+    )  # fmt: skip
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.01]
+    assert (trainer.physical_batch_size, trainer.engine.passes.precision) == (7, "bf16")
 
 
 def interrupted(name: str, steps: int, **asked: Any) -> Trainer:

@@ -26,7 +26,7 @@ from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule, Step
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines.training.nodes import plan_training
 from equidp.reporting.privacy_report import DECIDING, UNPROTECTED, privacy_report
-from equidp.training import TrainingRequest, digests, plan_run, privacy_statement, record_loss, train_model
+from equidp.training import TrainingRequest, digests, plan_run, prepare, privacy_statement, record_loss, train_model
 from equidp.training.conclusion import Trained
 
 CPU = torch.device("cpu")
@@ -82,6 +82,24 @@ def test_to_resume_without_a_workplace_is_no_second_training_in_silence() -> Non
             algorithm_settings("dpsgd").build(), PLAN, grouping="class", model=ModelSettings(name="logistic"),
             privacy=PrivacySettings(noise_multiplier=1.0), training=TrainingSettings(), seed=0, resume=True,
         )  # fmt: skip
+
+
+def test_a_run_that_protects_units_draws_units_and_leaves_with_the_average_that_was_asked_for() -> None:
+    features = torch.rand(60, 2, generator=torch.Generator().manual_seed(0))
+    labels = (features[:, 0] > 0.5).long()
+    schema = Schema("toy", "tabular", (2,), ("a", "b"), {"class": ("a", "b")}, ("x", "y"))
+    part = Records(features, labels, {"class": labels}, schema, unit=torch.arange(60) // 3)
+    algorithm = algorithm_settings("dpsgd").build()
+    privacy = PrivacySettings(noise_multiplier=1.0, unit="unit")
+    settings = TrainingSettings(batch_size=5, average=0.9, device="cpu")
+    plan = plan_run(algorithm, units=20, groups=2, privacy=privacy, training=settings)
+    request = TrainingRequest(
+        algorithm, plan, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy, training=settings,
+        seed=0,
+    )  # fmt: skip
+    trainer = prepare(request, Split(part, part, part)).trainer
+    assert trainer.population.size == 20
+    assert trainer.algorithm == algorithm.averaged(0.9)
 
 
 def test_steps_that_a_crash_has_charged_twice_are_in_epsilon() -> None:

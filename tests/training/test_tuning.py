@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,67 @@ def test_what_a_trial_was_charged_beyond_its_plan_is_told(tmp_path: Any, digits:
     assert beyond_plan(point.plan, given, "dpsgd", [again]) == (Event(event.sampling_rate, event.noise_multiplier, 2),)
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_trial_of_a_secure_tuning_prints_nothing_as_who_counts_would_know_their_number(
+    tmp_path: Any, digits: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture, secure: bool
+) -> None:
+    law = {"noise_multiplier": 2.0, "delta": DELTA, "trials_law": "geometric", "trials_mean": 3, "secure": secure}
+    given, shown = settings(tmp_path, privacy=law), list[bool]()
+
+    def training(*_: Any, progress: bool) -> Any:
+        shown.append(progress)
+        logging.getLogger("equidp.training").warning("a trial")
+        raise Crash
+
+    monkeypatch.setattr(nodes, "train_model", training)
+    with pytest.raises(Crash):
+        nodes.choose_model(digits, tmp_path / "run", given, {"dpsgd": given.algorithm("dpsgd")}, tmp_path, {})
+    assert (shown, "a trial" in caplog.text) == ([not secure], not secure)
+
+
+def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
+    tmp_path: Any, digits: Any, monkeypatch: Any
+) -> None:
+    """Each took a step again, and the ledger's file was lost meanwhile."""
+    given, ledgers, again = settings(tmp_path), tmp_path / "ledgers", Event(0.5, 2.0)
+    honest, seeds = nodes.train_model, list[int]()
+
+    def training(request: TrainingRequest, split: Any, **how: Any) -> Any:
+        seeds.append(request.seed)
+        held = parts(digits, given)  # the validation part chooses, and the test part is seen by no trial
+        assert torch.equal(split.test.identity, held.test.identity)
+        assert torch.equal(split.train.identity, held.train.identity)
+        DatasetLedger(ledgers, "digits").path.unlink(missing_ok=True)
+        return honest(request, split, **how)
+
+    monkeypatch.setattr(nodes, "train_model", training)
+    counted, noises = nodes.noised_histogram, set[float]()
+
+    def scored(scores: Any, labels: Any, *args: Any, **how: Any) -> Noised:
+        noises.add(how["noise_multiplier"])
+        assert np.array_equal(labels, parts(digits, given).test.labels.numpy())
+        return counted(scores, labels, *args, **how)
+
+    monkeypatch.setattr(nodes, "noised_histogram", scored)
+    monkeypatch.setattr(nodes, "beyond_plan", lambda *_: (again,))
+    _, privacy, *_ = nodes.choose_model(
+        digits, tmp_path / "run", given, {"dpsgd": given.algorithm("dpsgd")}, ledgers, {}
+    )
+    assert len(set(seeds)) == len(seeds) > 1
+    tuning = plan_tuning(parts(digits, given).train, given)
+    assert privacy["epsilon"] == tuning.epsilon([again] * len(seeds)) > tuning.epsilon()
+    assert tuning.score_event is not None
+    assert noises == {tuning.score_event.noise_multiplier}
+    assert Event(0.5, 2.0, len(seeds)).to_dict() in privacy["charged"]
+    entries = DatasetLedger(ledgers, "digits").entries()
+    most = max(sum(event.count for event in one.events if event.sampling_rate == 0.5) for one in entries)
+    assert most == len(seeds)
+    assert {(one.what, one.part, one.law) for one in entries} == {
+        ("tuning", "train", "geometric"),
+        ("scores", "validation", "geometric"),
+    }
+
+
 @pytest.mark.parametrize(
     ("kind", "grouping", "expected"),
     [
@@ -379,6 +441,7 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
         ({"training": {"device": "cpu", "devices": 2}}, "leave training.devices out"),
         ({"tune": {"grid": {"training": {"devices": [1, 2]}}}}, "leave training.devices out"),
         ({"algorithm": "sa_dpsgd", "sa_dpsgd": {"options": {"energy": "test"}}}, "an energy of test records"),
+        ({"algorithm": "dpis", "tune": {"grid": {"training": {"epochs": [1]}}}}, "its events must be fixed before"),
         (
             {
                 "algorithm": "sa_dpsgd",
