@@ -123,7 +123,10 @@ def _refuse_unreachable(events_for: Callable[[float], Sequence[Event]], target: 
     floor = live_epsilon(alone, delta)  # a quick bound: it may be below the target already
     if floor > target and (floor := epsilon(alone, delta, interval=SEARCH_INTERVAL).value) > target:
         pairs = zip(alone, events_for(3 * LARGE_NOISE), strict=True)
-        if all(more.noise_multiplier > 2 * less.noise_multiplier for less, more in pairs):  # all fall with it
+        stay = [less for less, more in pairs if more.noise_multiplier <= 2 * less.noise_multiplier]
+        if (
+            not stay or epsilon(stay, delta, interval=SEARCH_INTERVAL).value <= target
+        ):  # what falls with it costs too much
             raise EquidpError(
                 f"privacy.epsilon={target:g} cannot be reached: even a noise multiplier of {LARGE_NOISE:g} is charged "
                 f"ε = {floor:.3g} at δ = {delta:g}. Raise privacy.epsilon, or train fewer steps."
