@@ -61,6 +61,20 @@ def test_laws_and_budgets_enter_by_their_divergences() -> None:
     assert total_epsilon([law, budget], DELTA) > max(expected, epsilon_of(0.5, 8.0, DELTA))
 
 
+@pytest.mark.parametrize("number", [{"order": 8.0, "total": math.nan}, {"law": "geometric", "mean": math.nan}])
+def test_an_entry_of_no_number_is_refused_as_damaged_and_does_not_make_the_total_nothing(
+    tmp_path: Path, number: dict[str, Any]
+) -> None:
+    """max(0, NaN) is 0. A line of an older version has no check, and JSON as Python reads it knows NaN."""
+    with pytest.raises(ValueError, match="NaN"):
+        entry(**number)
+    name = max(number)
+    line = entry(**{**number, name: 0.25}).to_json().replace(f'"{name}": 0.25', f'"{name}": NaN')
+    (tmp_path / "ledger.jsonl").write_text(line + "\n", encoding="utf-8")
+    with pytest.raises(EquidpError, match="line 1"):
+        DatasetLedger(tmp_path, "adult").entries()
+
+
 def test_of_a_choice_that_was_charged_more_the_larger_entry_counts_once() -> None:
     first, more = (entry(law="geometric", mean=3.0, events=(Event(1.0, 4.0, count),)) for count in (1, 2))
     expected = Trials(law="geometric", mean=3.0).epsilon((Event(1.0, 4.0, 2),), DELTA).value

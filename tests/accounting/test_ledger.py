@@ -255,6 +255,13 @@ class TestCalibration:
         with pytest.raises(EquidpError, match=r"even a noise multiplier of 1000 is charged ε = 0\.00"):
             calibrate(lambda noise: [Event(0.01, noise, 1000)], 1e-4, 1e-5)
 
+    def test_blames_no_side_release_that_costs_next_to_nothing(self) -> None:
+        def events(noise: float) -> Sequence[Event]:
+            return [Event(1.0, 7000.0, 10), Event(0.5, noise, 20_000)]
+
+        with pytest.raises(EquidpError, match="even a noise multiplier of 1000 is charged"):
+            calibrate(events, 0.1, 1e-8)
+
     def test_refuses_a_target_that_needs_no_noise(self) -> None:
         with pytest.raises(EquidpError, match="lower it"):
             calibrate(lambda s: [Event(0.01, s)], 1e9, 1e-5)

@@ -142,6 +142,14 @@ def test_the_poisson_law_by_hand() -> None:
     assert Trials(law="poisson", mean=mean).epsilon(RUN, DELTA).value == pytest.approx(value, rel=0.02)
 
 
+def test_trials_of_which_rounding_leaves_no_divergence_still_cost_the_choice() -> None:
+    """At noise 1e6 a divergence is below 1e-16, and ln(1 − e^−R) was no number."""
+    law = Trials(law="poisson", mean=10.0)
+    assert law.epsilon([Event(1e-4, 1e6, 1000)], 1e-6).value > 0
+    with pytest.raises(EquidpError, match="cannot be reached with any noise"):
+        law.calibrate(lambda noise: [Event(1e-4, noise, 1000)], 1e-3, 1e-6)
+
+
 def test_a_cap_is_charged_in_full() -> None:
     capped = Trials(cap=20).epsilon(RUN, DELTA)
     assert capped.value == epsilon([Event(1.0, SIGMA, 20)], DELTA).value

@@ -20,7 +20,7 @@ from equidp.mechanism.algorithm import Outcome
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.reporting.attack import factor_text, share_text
 from equidp.reporting.privacy_report import privacy_report, privacy_sections, research_mode, understated
-from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text
 from equidp.reporting.tuning_page import tuning_page
 from equidp.training import privacy_statement
 
@@ -292,6 +292,17 @@ def test_epsilon_is_never_rounded_in_its_favour():
     assert epsilon_text(3.0) == "3.0000"
     assert epsilon_text(0.1 + 0.2) == "0.3000"
     assert epsilon_text(None) == "–"
+
+
+def test_delta_is_rounded_up_too() -> None:
+    assert [delta_text(delta, 2) for delta in (1e-5, 1.24e-5, 1e-5 + 1e-20, 0.001)] == [
+        "1e-05",
+        "1.3e-05",
+        "1.1e-05",
+        "0.001",
+    ]
+    assert delta_text(1.0000001e-5) == "1.00001e-05"
+    assert delta_text(1e-300) == "1e-300"
 
 
 def test_names_cannot_add_markup_to_the_markdown():

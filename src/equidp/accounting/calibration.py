@@ -21,6 +21,7 @@ from equidp.accounting.epsilon import (
     orders_left_out_in_silence,
     pld_epsilon,
     rdp_epsilon,
+    rounded_away,
 )
 from equidp.accounting.events import Event, canonical
 from equidp.errors import EquidpError
@@ -72,13 +73,15 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
 def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
     _refuse_unreachable(events_for, target, delta)
 
-    def solve(make: Callable[[], dp.PrivacyAccountant], bracket: tuple[float, float], tol: float) -> float:
+    def solve(
+        make: Callable[[], dp.PrivacyAccountant], bracket: tuple[float, float], tol: float, rounding: float = 0.0
+    ) -> float:
         with orders_left_out_in_silence():
             return dp.calibrate_dp_mechanism(
                 make,
                 lambda noise: dp.ComposedDpEvent([e.as_dp_event() for e in canonical(events_for(noise))]),
                 target,
-                delta,
+                delta - rounding,
                 dp.ExplicitBracketInterval(*bracket),
                 tol=tol,
             )
@@ -104,13 +107,14 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
                 lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL),
                 (0.9 * met, high),
                 tol=high * 5e-4,
+                rounding=rounded_away(canonical(events_for(high))),
             )
         if coarse is None or math.isinf(pld_epsilon(events_for(coarse), delta, SEARCH_INTERVAL)):
             return min(met, smallest_noise(lambda noise: rdp_epsilon(events_for(noise), delta), target))
         found = tightened(events_for, coarse, target, delta)
         if found > coarse * TIGHTENING ** (TIGHTENINGS - 0.5):  # it came to the target
             return found
-    return found if finely(found) >= 0.99 * target else smallest_noise(finely, target)
+    return found if 0.99 * target <= finely(found) <= target else smallest_noise(finely, target)
 
 
 def _refuse_unreachable(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> None:
@@ -119,7 +123,10 @@ def _refuse_unreachable(events_for: Callable[[float], Sequence[Event]], target: 
     floor = live_epsilon(alone, delta)  # a quick bound: it may be below the target already
     if floor > target and (floor := epsilon(alone, delta, interval=SEARCH_INTERVAL).value) > target:
         pairs = zip(alone, events_for(3 * LARGE_NOISE), strict=True)
-        if all(more.noise_multiplier > 2 * less.noise_multiplier for less, more in pairs):  # all fall with it
+        stay = [less for less, more in pairs if more.noise_multiplier <= 2 * less.noise_multiplier]
+        if (
+            not stay or epsilon(stay, delta, interval=SEARCH_INTERVAL).value <= target
+        ):  # what falls with it costs too much
             raise EquidpError(
                 f"privacy.epsilon={target:g} cannot be reached: even a noise multiplier of {LARGE_NOISE:g} is charged "
                 f"ε = {floor:.3g} at δ = {delta:g}. Raise privacy.epsilon, or train fewer steps."

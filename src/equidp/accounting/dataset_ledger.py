@@ -72,6 +72,9 @@ class Entry:
         events: everything charged; under a law, that of one trial.
         law, mean, shape, orders: of `Trials`, where the release is the best of a random number of trials.
         order, total: a Rényi budget in the place of events.
+
+    Raises:
+        ValueError: for NaN, which no comparison with a limit would notice.
     """
 
     run: str
@@ -89,6 +92,11 @@ class Entry:
     order: float | None = None
     total: float | None = None
     data: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        for number in (self.mean, self.shape, self.order, self.total, *(self.orders or ())):
+            if number is not None and math.isnan(number):
+                raise ValueError("An entry has a NaN, which bounds nothing.")
 
     def to_json(self) -> str:
         """One line."""

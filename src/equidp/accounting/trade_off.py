@@ -27,7 +27,14 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, pld, rdp
 from scipy.stats import norm
 
-from equidp.accounting.epsilon import PLD_LIMIT, SEARCH_INTERVAL, asks_pld, live_epsilon, orders_left_out_in_silence
+from equidp.accounting.epsilon import (
+    PLD_LIMIT,
+    SEARCH_INTERVAL,
+    asks_pld,
+    live_epsilon,
+    orders_left_out_in_silence,
+    rounded_away,
+)
 from equidp.accounting.events import Event, canonical
 
 TANGENTS = 1000
@@ -159,7 +166,7 @@ def _by_pld(events: tuple[Event, ...], delta: float, epsilon: float) -> TradeOff
     for event in events:
         loss = loss.compose(_loss(event))
     grid = _grid(delta)
-    found = np.asarray(loss.get_delta_for_epsilon(grid)).clip(0.0, 1.0)
+    found = (np.asarray(loss.get_delta_for_epsilon(grid)) + rounded_away(events)).clip(0.0, 1.0)
     return TradeOff((*map(float, grid), epsilon), (*map(float, found), delta), delta, "pld")
 
 

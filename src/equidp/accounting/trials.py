@@ -77,6 +77,10 @@ MOST_TRIALS = 10**9
 LEAST = -700.0
 """ln of a probability below which those of so many trials add up to no digit of the sum."""
 
+FLOOR = dp.GaussianDpEvent(1e7)
+"""Composed with a trial under the Poisson law: dp_accounting takes δ̂ from ln(1 − e^−R), which is none where rounding
+leaves R = 0 or below. It adds 1e-14 to R, and can only raise the bound."""
+
 SHAPE = 0.5
 """η of the negative binomial law, unless another is given."""
 
@@ -244,6 +248,8 @@ def selected(
     """
     assert trials.mean is not None
     chosen = trials.orders or orders or LAW_ORDERS  # where trials differ, no other order than theirs holds
+    if trials.law == "poisson":
+        trial = dp.ComposedDpEvent((trial, FLOOR))
     accountant = RdpAccountant(chosen, relation or dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     with orders_left_out_in_silence():
         accountant.compose(RepeatAndSelectDpEvent(trial, float(trials.mean), trials.eta))

@@ -16,7 +16,7 @@ from equidp.reporting.attack import ATTACKS, lower_text
 from equidp.reporting.figures import trade_off_figure
 from equidp.reporting.page import MAX_FIGURE_GROUPS
 from equidp.reporting.rendering import PageTable, TableCell, render
-from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text
 
 WARNING = (
     "The findings of an audit are computed from exact training data and are outside the privacy guarantee: keep this "
@@ -116,7 +116,8 @@ def _attacks(findings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _cards(findings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(name, value, remark): the claim, the bounds that were shown, and the most exposed group."""
     claim = findings["claim"]
-    cards = [("claimed by the run", f"ε ≤ {epsilon_text(claim['epsilon'])}", f"at δ = {claim['delta']:.2g}")]
+    at = f"at δ = {delta_text(claim['delta'], 2)}"
+    cards = [("claimed by the run", f"ε ≤ {epsilon_text(claim['epsilon'])}", at)]
     for name, found in _attacks(findings).items():
         claimed = f"of {epsilon_text(found['epsilon_claimed'])} claimed at δ = {found['delta']:.2g}"
         cards.append((f"shown by {name}", f"ε ≥ {lower_text(found['epsilon_lower_bound'])}", claimed))

@@ -86,15 +86,18 @@ def print_groups(groups: pd.DataFrame, path: Path) -> None:
 
 def _print_choice(choice: dict[str, Any], released: dict[str, Any]) -> None:
     """What was chosen, by which figure, and who pays what for it."""
-    from equidp.reporting.statement_sections import epsilon_text
+    from equidp.reporting.statement_sections import delta_text, epsilon_text
 
     parts = {"training": choice, "validation": choice["validation"] or {}, "test": released}
-    costs = [f"{part} part: ε = {epsilon_text(of['epsilon'])}" for part, of in parts.items() if of]
+    costs = [
+        f"{part} part: ε = {epsilon_text(of['epsilon'])} at δ = {delta_text(of['delta'], 2)}"
+        for part, of in parts.items()
+        if of
+    ]
     settings = ", ".join(f"{name}={value}" for name, value in choice["chosen"].items())
     how = "exact: a choice without privacy, for research" if choice["exact"] else "with noise"
     terminal().print(
-        f"chosen: {settings} ({choice['score'].replace('_', ' ')} {choice['value']:.3f}, {how}).\n"
-        f"{'; '.join(costs)}; δ = {choice['delta']:.2g}.",
+        f"chosen: {settings} ({choice['score'].replace('_', ' ')} {choice['value']:.3f}, {how}).\n{'; '.join(costs)}.",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -37,7 +37,7 @@ from equidp.mechanism.device import choose_device
 from equidp.options import dotted
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.headlines import headline_metrics, overall
-from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text
 from equidp.reporting.titles import METRIC_TITLES, figure_text
 from equidp.sweep.cell import ROW
 from equidp.system import interrupts
@@ -339,7 +339,7 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any], *, inside: bo
     cost = metrics["cost_of_privacy"]["overall"][main]
     mode = "" if privacy["secure"] else ", research mode"
     mode += ", test records decided on steps and have no ε" if privacy.get("test_records_decide") else ""
-    epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}{mode}"
+    epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {delta_text(privacy['delta'], 2)}{mode}"
     if inside:
         return epsilon + stays
     against = (

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from equidp.data.sources import record_words, unit_named, unit_noun
 from equidp.reporting.attack import factor_text, from_curve, recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
-from equidp.reporting.statement_sections import Section, epsilon_text, released_figures, trials, tuning
+from equidp.reporting.statement_sections import Section, delta_text, epsilon_text, released_figures, trials, tuning
 
 FALSE_ALARMS = 0.01
 """The rate of false accusations at which the attacker of the statement operates."""
@@ -91,7 +91,7 @@ def _guarantee(privacy: Mapping) -> Section:
     source = "the trade-off curve" if from_curve(privacy) else "ε and δ"
     worth = "At this ε that says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"
     lines = [
-        f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. The "
+        f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta_text(delta)}. The "
         f"probability of any result computed from what was released differs by a factor of at most "
         f"e^ε = {factor_text(epsilon)}, apart from δ, whether or not any one {named} was used.",
         f"In practice: an attacker who knows everything else, and tests whether a certain {unit} was in the training "
@@ -138,7 +138,7 @@ def _replacing(privacy: Mapping) -> list[str]:
 def _delta(privacy: Mapping) -> Section:
     delta, size = privacy["delta"], privacy.get("records")
     if not size:
-        return Section("Is δ small enough?", (f"δ = {delta:g}; the number of records was not stated.",))
+        return Section("Is δ small enough?", (f"δ = {delta_text(delta)}; the number of records was not stated.",))
     if delta >= 1 / size:
         verdict = "δ is NOT below 1/N: publishing one record outright could satisfy it. Choose a smaller δ."
     else:
@@ -146,8 +146,8 @@ def _delta(privacy: Mapping) -> Section:
     return Section(
         "Is δ small enough?",
         (
-            f"δ = {delta:g}, 1/N = {1 / size:.2g} for N = {size:,}, so δ·N = {delta * size:.2g}. δ is, roughly, the "
-            f"probability with which the bound by ε may fail. {verdict}",
+            f"δ = {delta_text(delta)}, 1/N = {1 / size:.2g} for N = {size:,}, so δ·N = {delta * size:.2g}. δ is, "
+            f"roughly, the probability with which the bound by ε may fail. {verdict}",
         ),
     )
 

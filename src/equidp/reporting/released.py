@@ -9,7 +9,7 @@ from equidp.data.records import MIN_TEST_RECORDS
 from equidp.data.sources import unit_noun
 from equidp.evaluation.noised import FIGURES
 from equidp.reporting.rendering import PageTable, TableCell
-from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text
 from equidp.reporting.titles import METRIC_TITLES
 
 HIDDEN = "hidden by noise"
@@ -21,7 +21,7 @@ def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> 
     units = f"{unit}s"
     sentences = [
         f"From one histogram of the {document['part']} part with Gaussian noise: ε = "
-        f"{epsilon_text(document['epsilon'])} at δ = {document['delta']:g} for each {unit} of that part. "
+        f"{epsilon_text(document['epsilon'])} at δ = {delta_text(document['delta'])} for each {unit} of that part. "
         "Behind each figure stands its 95 % interval, which holds sampling and noise; – is a value that noise hides. "
         "Worst groups and differences are "
         f"over the groups known to have {MIN_TEST_RECORDS} {units} or more; their intervals hold for all of these "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 
 from equidp.data.sources import unit_noun
 
@@ -26,6 +27,11 @@ def epsilon_text(value: float | None, decimals: int = 4) -> str:
     if value >= 1e6:
         return f"{value:.2e}"
     return f"{math.ceil(value * 10**decimals - 1e-9) / 10**decimals:.{decimals}f}"
+
+
+def delta_text(value: float, digits: int = 6) -> str:
+    """δ rounded up, for the same reason: ε is not for a smaller one."""
+    return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):.{digits}g}"
 
 
 def released_figures(privacy: Mapping) -> Section | None:
@@ -62,9 +68,9 @@ def released_figures(privacy: Mapping) -> Section | None:
             f"The figures in metrics_release.json follow from one histogram of the {part} part over group, label and "
             f"score bin (tables: {', '.join(entry['tables'])}), to which Gaussian noise was added. For each single "
             f"{unit} of the {part} part (adjacency: {entry['adjacency']}) this is (ε, δ)-differentially private with "
-            f"ε = {epsilon_text(entry['epsilon'])} and δ = {entry['delta']:g}.{several} One {unit} moves the histogram "
-            f"by at most {entry['sensitivity']:.4g}; the noise is {entry['mechanism']['noise_multiplier']:.6g} times "
-            "that.",
+            f"ε = {epsilon_text(entry['epsilon'])} and δ = {delta_text(entry['delta'])}.{several} One {unit} moves the "
+            f"histogram by at most {entry['sensitivity']:.4g}; the noise is "
+            f"{entry['mechanism']['noise_multiplier']:.6g} times that.",
             together + again,
             *([] if privacy.get("tuning") else [exact]),
         ),
@@ -97,8 +103,8 @@ def tuning(privacy: Mapping) -> Section | None:
             f"{score} of a validation part was chosen{chosen}. That figure came from a histogram with Gaussian noise, "
             "and nothing of the other trials is shown. The ε above covers choice and model.",
             f"Person C, whose {unit_noun(held['unit'])} is in the validation part (adjacency: {held['adjacency']}), is "
-            f"protected by ε = {epsilon_text(held['epsilon'])} at δ = {held['delta']:g}, for the choice and the "
-            "figures of the chosen trial. Nobody is in two parts.",
+            f"protected by ε = {epsilon_text(held['epsilon'])} at δ = {delta_text(held['delta'])}, for the choice and "
+            "the figures of the chosen trial. Nobody is in two parts.",
         ),
     )
 

@@ -10,7 +10,7 @@ from equidp.options import dotted, listed
 from equidp.reporting.privacy_report import privacy_sections, research_mode
 from equidp.reporting.released import released_page
 from equidp.reporting.rendering import PageTable, TableCell, render
-from equidp.reporting.statement_sections import LAWS, epsilon_text
+from equidp.reporting.statement_sections import LAWS, delta_text, epsilon_text
 
 EXACT = (
     "Settings were chosen without privacy (tune.exact), for research: the score is exact, and no guarantee holds for "
@@ -55,10 +55,11 @@ def tuning_page(
 
 def _cards(choice: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     held, score = choice["validation"], choice["score"].replace("_", " ")
-    found = [("training part", f"ε = {epsilon_text(choice['epsilon'])}", f"choice and model, δ = {choice['delta']:g}")]
+    at = f"choice and model, δ = {delta_text(choice['delta'])}"
+    found = [("training part", f"ε = {epsilon_text(choice['epsilon'])}", at)]
     if held:
         cost = f"ε = {epsilon_text(held['epsilon'])}"
-        found.append(("validation part", cost, f"choice and scores, δ = {held['delta']:g}"))
+        found.append(("validation part", cost, f"choice and scores, δ = {delta_text(held['delta'])}"))
     return [*found, (score, f"{choice['value']:.4f}", "of the validation part, with noise" if held else "exact")]
 
 
@@ -71,7 +72,7 @@ def _declared(choice: Mapping[str, Any], privacy: Mapping[str, Any]) -> list[tup
     rows.append(("combinations", choice["points"]))
     if held is None:
         return [*rows, ("trials", "every combination once"), ("score", f"exact {choice['score'].replace('_', ' ')}")]
-    cost = f"{epsilon_text(held['epsilon'])} at δ = {held['delta']:g}"
+    cost = f"{epsilon_text(held['epsilon'])} at δ = {delta_text(held['delta'])}"
     return [
         *rows,
         ("number of trials", f"drawn from {LAWS[law['law']]}, mean {law['mean']:g}"),

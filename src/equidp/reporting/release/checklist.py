@@ -23,7 +23,7 @@ from equidp.reporting.release.registry import (
     trials,
     unprotected,
 )
-from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text
 
 
 def checklist(facts: Facts) -> Document:
@@ -67,7 +67,7 @@ def _parameters(facts: Facts) -> list[Line]:
         Line(
             "delta",
             "Is δ below one over the number of units?",
-            f"δ = {delta:g}, {'below' if small else 'NOT below'} 1/N = {1 / size:.2g}."
+            f"δ = {delta_text(delta)}, {'below' if small else 'NOT below'} 1/N = {1 / size:.2g}."
             + ("" if small else " Publishing one record outright could satisfy it. Choose a smaller δ."),
             {"delta": delta, "below_one_over_n": small},
         ),

@@ -14,7 +14,7 @@ from equidp.data.sources import unit_named, unit_noun
 from equidp.reporting.privacy_report import recomputed
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
-from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text
 
 BASICS, GUARANTEE, DETAILS = "Tier 1: what is released", "Tier 2: the guarantee", "Tier 3: details"
 
@@ -70,7 +70,7 @@ def _guarantee(facts: Facts) -> list[Line]:
 def _loss(privacy: Mapping[str, Any]) -> Line:
     """What each part's records pay."""
     value: dict[str, Any] = {"epsilon": privacy["epsilon"], "delta": privacy["delta"]}
-    text = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:g}"
+    text = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {delta_text(privacy['delta'])}"
     others = {}
     if held := (privacy.get("tuning") or {}).get("validation"):
         others["validation"] = held, "which chose the settings"
@@ -81,7 +81,8 @@ def _loss(privacy: Mapping[str, Any]) -> Line:
         value["other_parts"] = {}
     for part, (of, why) in others.items():
         value["other_parts"][part] = {"epsilon": of["epsilon"], "delta": of["delta"]}
-        text += f"; ε = {epsilon_text(of['epsilon'])} at δ = {of['delta']:g} for one of the {part} part, {why}"
+        pair = f"ε = {epsilon_text(of['epsilon'])} at δ = {delta_text(of['delta'])}"
+        text += f"; {pair} for one of the {part} part, {why}"
     return Line("parameters", "Privacy loss", f"{text}.", value)
 
 
@@ -222,7 +223,7 @@ def together(facts: Facts) -> str:
     if counted.secure:
         text += (
             f", published or not. Together they cost one {unit} at most ε = {epsilon_text(counted.epsilon)} at "
-            f"δ = {counted.delta:g}"
+            f"δ = {delta_text(counted.delta)}"
         )
     text += "."
     if counted.others:

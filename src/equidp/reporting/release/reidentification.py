@@ -14,7 +14,7 @@ from equidp.data.sources import unit_noun
 from equidp.reporting.attack import ALARMS, ATTACKS, factor_text, from_curve, lower_text, recognised, share_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
-from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text
 from equidp.tasks import CLASSIFICATION
 
 OTHER_ATTACKS = Line(
@@ -77,8 +77,8 @@ def _proven(facts: Facts) -> list[Line]:
             "How well can anybody extract or reconstruct a person's data?",
             "Whatever is guessed about a record, by extraction, inversion, inference of attributes or reconstruction, "
             f"is right with at most e^ε = {factor_text(privacy['epsilon'])} times the probability that it would have "
-            f"had without that {unit}, plus δ = {privacy['delta']:g}. It also holds for guesses by queries, any number "
-            "of them.",
+            f"had without that {unit}, plus δ = {delta_text(privacy['delta'])}. It also holds for guesses by queries, "
+            "any number of them.",
             claimed,
         ),
         Line(
@@ -170,7 +170,7 @@ def _made(facts: Facts) -> list[Line]:
             "method",
             "Which method limits what the model learns of one person?",
             f"Differential privacy in training: ε = {epsilon_text(facts.privacy['epsilon'])} at "
-            f"δ = {facts.privacy['delta']:g} ({facts.algorithm}; privacy.md).",
+            f"δ = {delta_text(facts.privacy['delta'])} ({facts.algorithm}; privacy.md).",
             {"epsilon": facts.privacy["epsilon"], "delta": facts.privacy["delta"]},
         ),
         Line(
