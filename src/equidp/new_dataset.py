@@ -429,14 +429,9 @@ def _feature(kind: str) -> str:
     if kind == "number":
         return f"{{kind: numeric, minimum: {MARK}, maximum: {MARK}}}"
     if kind == "truth":  # in any of the ways that pandas reads as one
-        return (
-            "{kind: categorical, map: {" + ", ".join(f'"{word}": {_spelt(word)}' for word in ("false", "true")) + "}}"
-        )
+        spelt = {word: [word, word.capitalize(), word.upper()] for word in ("false", "true")}
+        return f"{{kind: categorical, map: {json.dumps(spelt)}}}"
     return f"{{kind: categorical, categories: [{MARK}]}}"
-
-
-def _spelt(word: str) -> str:
-    return json.dumps([word, word.capitalize(), word.upper()])
 
 
 def _group(kind: str) -> str:

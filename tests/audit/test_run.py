@@ -162,9 +162,9 @@ def test_a_run_whose_test_records_decide_on_steps_is_not_audited() -> None:
 
 def test_settings_are_validated() -> None:
     assert AuditSettings().guesses_of(10_000) == 500
-    for odd in (0, 9):
-        with pytest.raises(EquidpError, match="half of the guesses are"):
-            AuditSettings(guesses=odd)
+    for number, told in ((0, "greater than or equal to 2"), (9, "a multiple of 2")):
+        with pytest.raises(EquidpError, match=rf"guesses={number} is not valid: Input should be {told}"):
+            AuditSettings(guesses=number)
     assert AuditSettings(guesses=900).guesses_of(101) == 100
     assert AuditSettings(delta=1e-6).delta_of(10) == 1e-6
     with pytest.raises(EquidpError, match="even number"):

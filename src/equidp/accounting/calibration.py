@@ -124,9 +124,8 @@ def _refuse_unreachable(events_for: Callable[[float], Sequence[Event]], target: 
     if floor > target and (floor := epsilon(alone, delta, interval=SEARCH_INTERVAL).value) > target:
         pairs = zip(alone, events_for(3 * LARGE_NOISE), strict=True)
         stay = [less for less, more in pairs if more.noise_multiplier <= 2 * less.noise_multiplier]
-        if (
-            not stay or epsilon(stay, delta, interval=SEARCH_INTERVAL).value <= target
-        ):  # what falls with it costs too much
+        affordable = not stay or epsilon(stay, delta, interval=SEARCH_INTERVAL).value <= target
+        if affordable:  # so what falls with the noise costs too much
             raise EquidpError(
                 f"privacy.epsilon={target:g} cannot be reached: even a noise multiplier of {LARGE_NOISE:g} is charged "
                 f"ε = {floor:.3g} at δ = {delta:g}. Raise privacy.epsilon, or train fewer steps."

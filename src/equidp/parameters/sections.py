@@ -335,7 +335,7 @@ class AuditSettings(Declared):
     """Canaries with a prescribed gradient each; with less than some thousands an audit finds no ordinary fault."""
     input_canaries: Count = 1_000
     """Training records given a wrong label; at most half of the training part is taken."""
-    guesses: Count | None = None
+    guesses: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
     """Canaries about which a guess is made, half of them "in"; fixed in advance; null: one in twenty."""
     delta: Probability | None = None
     """δ at which the claim is audited; null: 0.3 per number of canaries, where the one-run bound is strongest."""
@@ -354,8 +354,6 @@ class AuditSettings(Declared):
     def _paired(self) -> AuditSettings:
         if self.reference_models % 2:
             raise ValueError("reference_models come in pairs: give an even number")
-        if self.guesses is not None and (self.guesses % 2 or not self.guesses):
-            raise ValueError('half of the guesses are "in": give an even number, such as 500, or null')
         if 1 in (self.gradient_canaries, self.input_canaries):
             raise ValueError("one canary tells nothing: give 0 to leave it out, or some thousands")
         return self
