@@ -28,6 +28,7 @@ from equidp.errors import EquidpError
 from equidp.mechanism.parts import (
     Added,
     FlatClip,
+    Public,
     Released,
     Update,
     Updating,
@@ -1186,6 +1187,23 @@ def heard(part: Any, method: str) -> list[Tensor]:
 @pytest.mark.parametrize("name", PRIVATE)
 class TestNoise:
     """Point 2: what is added is N(0, σ²Δ²) in every coordinate, also when nobody was sampled."""
+
+    def test_its_delta_is_that_of_the_values_by_which_records_are_weighed(
+        self, lab: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trainer = lab.trainer(name, plan=lab.plan(epochs=3))
+        honest, seen = trainer.weighted_sum, list[Public]()
+
+        def weighted(batches: Any, public: Public, *more: Any, **how: Any) -> Tensor:
+            seen.append(dict(public))
+            return honest(batches, public, *more, **how)
+
+        monkeypatch.setattr(trainer, "weighted_sum", weighted)
+        for _ in range(3):
+            seen.clear()
+            trainer.run_steps(1)
+            (delta,) = {float(sensitivity(trainer.algorithm.weights, public)) for public in seen}
+            assert float(trainer.shown["sensitivity"]) == delta
 
     @pytest.mark.parametrize("coins", [None, False], ids=["sampled", "empty_batch"])
     def test_with_zero_gradients_only_noise_is_left(self, lab: Any, name: str, coins: bool | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +366,22 @@ def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
         ("tuning", "train", "geometric"),
         ("scores", "validation", "geometric"),
     }
+
+
+@pytest.mark.parametrize(("unit", "counted"), [("person", 360.0), ("image", 1797.0)])
+def test_a_protected_units_records_count_as_one_in_a_score(
+    tmp_path: Any, digits: Any, monkeypatch: Any, unit: str, counted: float
+) -> None:
+    """Five records are of each of 359 people, and two of the last: in the histogram a person weighs 1 or less."""
+    given = settings(tmp_path)
+    tuning = replace(plan_tuning(parts(digits, given).train, given), score_event=None)  # without noise
+    given = replace(given, privacy=given.privacy.model_copy(update={"unit": unit}))
+    monkeypatch.setattr(nodes, "network_of", lambda weights: None)
+    monkeypatch.setattr(nodes, "predict", lambda *_, **__: torch.eye(10)[digits.labels])
+    held = replace(digits, unit=torch.arange(len(digits)) // 5)
+    noised = nodes._scored(None, held, tuning, given, 0)  # type: ignore[arg-type]
+    (table,) = noised.counts.values()
+    assert table.sum() == pytest.approx(counted)
 
 
 @pytest.mark.parametrize(
