@@ -170,6 +170,7 @@ def _epsilon_path(epochs: tuple[tuple[Event, ...], ...], delta: float) -> tuple[
     whole = epsilon([event for events in epochs for event in events], delta)
     by_pld = whole.value
     spent: tuple[Event, ...] = ()
+    rounding = 0.0
     loss = None if math.isinf(whole.pld or 0.0) else pld.privacy_loss_distribution.identity(SEARCH_INTERVAL)
     path: list[Epsilon] = []
     for count, events in blocks(epochs):
@@ -177,7 +178,8 @@ def _epsilon_path(epochs: tuple[tuple[Event, ...], ...], delta: float) -> tuple[
         if loss is not None:
             for event in merged(events):
                 loss = loss.compose(_pld(event))
-            within = max(0.0, delta - rounded_away(spent))
+                rounding += ROUNDING  # of this composition; those of its steps are in `rounded_away`
+            within = max(0.0, delta - rounded_away(spent) - rounding)
             by_pld = min(float(loss.get_epsilon_for_delta(within)), whole.value)
         path += [Epsilon(min(live_epsilon(spent, delta), whole.rdp), by_pld)] * count
     return tuple(path)
