@@ -78,6 +78,15 @@ def test_noise_is_enough_where_rounding_is_as_large_as_delta() -> None:
     assert exact_delta([Event(LONG.sampling_rate, noise, LONG.count)], 3.573) <= 1e-11
 
 
+def test_a_target_is_met_where_rounding_differs_from_grid_to_grid() -> None:
+    """By PLD's coarse grid a noise of 0.780 would do: a figure by the fine one, and by Rényi divergences, is 2.04."""
+
+    def events(noise: float) -> list[Event]:
+        return [Event(LONG.sampling_rate, noise, LONG.count)]
+
+    assert epsilon(events(calibrate(events, 2.0, 2.7e-10)), 2.7e-10).value <= 2.0
+
+
 def test_the_trade_off_curve_is_below_the_true_one_where_rounding_is_as_large_as_delta() -> None:
     curve = trade_off([LONG], 1e-11, 4.8)
     assert curve is not None

@@ -92,6 +92,7 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
     if live_epsilon(events_for(MOST_NOISE), delta) > target:  # its largest order says as much of no divergence at all
         return smallest_noise(finely, target)
     low, high = _bracket(lambda noise: live_epsilon(events_for(noise), delta), target)
+    least = 0.99 * target
     if pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) > target:  # RDP is tighter here, or PLD's grid too coarse
         try:
             found = solve(rdp.RdpAccountant, (low, 2 * high), tol=high * 1e-5)
@@ -110,11 +111,12 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
                 rounding=rounded_away(canonical(events_for(high))),
             )
         if coarse is None or math.isinf(pld_epsilon(events_for(coarse), delta, SEARCH_INTERVAL)):
-            return min(met, smallest_noise(lambda noise: rdp_epsilon(events_for(noise), delta), target))
-        found = tightened(events_for, coarse, target, delta)
-        if found > coarse * TIGHTENING ** (TIGHTENINGS - 0.5):  # it came to the target
-            return found
-    return found if 0.99 * target <= finely(found) <= target else smallest_noise(finely, target)
+            found, least = min(met, smallest_noise(lambda noise: rdp_epsilon(events_for(noise), delta), target)), 0.0
+        else:
+            found = tightened(events_for, coarse, target, delta)
+            if found > coarse * TIGHTENING ** (TIGHTENINGS - 0.5):  # it came to the target
+                least = 0.0
+    return found if least <= finely(found) <= target else smallest_noise(finely, target)
 
 
 def _refuse_unreachable(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> None:

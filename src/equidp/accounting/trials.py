@@ -77,9 +77,9 @@ MOST_TRIALS = 10**9
 LEAST = -700.0
 """ln of a probability below which those of so many trials add up to no digit of the sum."""
 
-FLOOR = dp.GaussianDpEvent(1e7)
-"""Composed with a trial under the Poisson law: dp_accounting takes δ̂ from ln(1 − e^−R), which is none where rounding
-leaves R = 0 or below. It adds 1e-14 to R, and can only raise the bound."""
+ROUNDED, FLOOR = 1e-12, dp.GaussianDpEvent(1e7)
+"""Under the Poisson law, a divergence R so small that rounding may leave none of it, and what is composed then: at R = 0
+or below dp_accounting takes no δ̂ from ln(1 − e^−R). It adds 1e-14 to R, and can only raise the bound."""
 
 SHAPE = 0.5
 """η of the negative binomial law, unless another is given."""
@@ -248,9 +248,10 @@ def selected(
     """
     assert trials.mean is not None
     chosen = trials.orders or orders or LAW_ORDERS  # where trials differ, no other order than theirs holds
-    if trials.law == "poisson":
-        trial = dp.ComposedDpEvent((trial, FLOOR))
-    accountant = RdpAccountant(chosen, relation or dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    neighbours = relation or dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = RdpAccountant(chosen, neighbours)
     with orders_left_out_in_silence():
+        if trials.law == "poisson" and min(RdpAccountant(chosen, neighbours).compose(trial).rdp) < ROUNDED:
+            trial = dp.ComposedDpEvent((trial, FLOOR))
         accountant.compose(RepeatAndSelectDpEvent(trial, float(trials.mean), trials.eta))
     return accountant
