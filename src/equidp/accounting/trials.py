@@ -78,8 +78,8 @@ LEAST = -700.0
 """ln of a probability below which those of so many trials add up to no digit of the sum."""
 
 ROUNDED, FLOOR = 1e-12, dp.GaussianDpEvent(1e7)
-"""Under the Poisson law, a divergence R so small that rounding may leave none of it, and what is composed then: at R = 0
-or below dp_accounting takes no δ̂ from ln(1 − e^−R). It adds 1e-14 to R, and can only raise the bound."""
+"""Under the Poisson law, a divergence R so small that rounding may leave none of it, and what is composed then, as
+dp_accounting takes δ̂ from ln(1 − e^−R). It adds 1e-14 to R, and can only raise the bound."""
 
 SHAPE = 0.5
 """η of the negative binomial law, unless another is given."""
