@@ -1,4 +1,4 @@
-"""Poisson samples by counting: the law is that of N coins, to 2⁻⁶⁴; what small populations draw is what it was."""
+"""Poisson samples by counting: the law is that of N coins, to 2⁻¹²⁸; what small populations draw is what it was."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ def test_the_table_is_the_binomial_distribution_function_rounded_up(size: int, p
     p, total, exact = Fraction(probability), Fraction(0), []
     for k in range(size + 1):
         total += math.comb(size, k) * p**k * (1 - p) ** (size - k)
-        exact.append(math.ceil(total * 2**64))
-    assert count_table(size, probability).tolist() == [entry for entry in exact if entry < 2**64]
+        exact.append(math.ceil(total * 2**128))
+    entries = [int(high) * 2**64 + int(low) for high, low in zip(*count_table(size, probability), strict=True)]
+    assert entries == [entry - 1 for entry in exact if entry < 2**128]
 
 
 @pytest.mark.parametrize("size", [MANY, 10_000_000])
 def test_the_table_of_a_large_population_has_the_mean_and_variance_of_its_coins(size: int) -> None:
     rate = 256 / size
-    table = [*(int(entry) / 2**64 for entry in count_table(size, rate)), 1.0]
+    table = [*(int(entry) / 2**64 for entry in count_table(size, rate)[0]), 1.0]
     mass = np.diff([0.0, *table])
     counts = np.arange(len(mass))
     assert mass @ counts == pytest.approx(256, rel=1e-12)
@@ -68,7 +69,7 @@ def test_the_table_of_a_large_population_has_the_mean_and_variance_of_its_coins(
 
 
 def test_the_table_ends_and_refuses_what_is_no_rate() -> None:
-    assert count_table(5, 0.0).tolist() == []  # no head, ever
+    assert [part.tolist() for part in count_table(5, 0.0)] == [[], []]  # no head, ever
     for rate in (1.0, -0.1, math.nan):
         with pytest.raises(ValueError, match="sampling rate"):
             count_table(5, rate)
@@ -78,17 +79,33 @@ def test_the_table_begins_however_unlikely_it_is_that_nobody_comes() -> None:
     # 10⁻¹¹¹⁶⁸²¹ here; it would be 0 to the numbers of `decimal`'s own range, and then so would all others: no end
     with decimal.localcontext() as context:
         context.traps[decimal.Underflow] = True
-        assert len(count_table(70_000, 1 - 2.0**-53)) == 70_000
+        assert len(count_table(70_000, 1 - 2.0**-53)[0]) == 70_000
 
 
-def test_the_count_is_the_number_of_entries_a_word_reaches() -> None:
+def test_the_count_is_the_number_of_entries_a_word_is_above() -> None:
     # one coin of 1/2: words below 2⁶³ are no head, from 2⁶³ on one, and the next word chooses among one unit
-    assert counted_sample(Scripted(2**63 - 1), 0.5, 1).tolist() == []
+    assert counted_sample(Scripted(2**63 - 2), 0.5, 1).tolist() == []
     assert counted_sample(Scripted(2**63, 17), 0.5, 1).tolist() == [0]
 
 
+def test_where_a_word_is_in_the_table_the_next_one_decides() -> None:
+    # two coins of 1/10, as a float is: the lower bits say how much of the last of 2⁶⁴ words is no head
+    upper, lower = (part.tolist() for part in count_table(2, 0.1))
+    assert counted_sample(Scripted(upper[0], lower[0]), 0.1, 2).tolist() == []
+    assert counted_sample(Scripted(upper[0], lower[0] + 1, 7), 0.1, 2).tolist() == [1]
+    assert counted_sample(Scripted(upper[1], lower[1], 6), 0.1, 2).tolist() == [0]
+    assert counted_sample(Scripted(upper[1], lower[1] + 1, 6, 7), 0.1, 2).tolist() == [0, 1]
+    # and of ten coins that are hardly ever heads, three entries begin with the same 64 bits
+    upper, lower = (part.tolist() for part in count_table(10, 1e-6))
+    same = [k for k, high in enumerate(upper) if high == 2**64 - 1]
+    assert len(same) == 3
+    for k in same:
+        assert len(counted_sample(Scripted(2**64 - 1, lower[k], *range(k)), 1e-6, 10)) == k
+        assert len(counted_sample(Scripted(2**64 - 1, lower[k] + 1, *range(k + 1)), 1e-6, 10)) == k + 1
+
+
 def test_a_position_drawn_twice_is_drawn_again() -> None:
-    three = count_table(6, 0.5)[2]  # exactly the first word with three heads
+    three = count_table(6, 0.5)[0][2] + np.uint64(1)  # exactly the first word with three heads
     words = Scripted(int(three), 4, 4, 1, 1, 10, 2)  # 4, 4, 1: one short; 1 again: still; 10 is 4 again; 2
     assert counted_sample(words, 0.5, 6).tolist() == [1, 2, 4]
 

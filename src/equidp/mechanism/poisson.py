@@ -6,11 +6,11 @@ likely. So draw the number, then that many different units. That is O(B) work in
 records costs as much as one on a hundred thousand. Small populations keep the coins, so that what was published with a
 seed can be repeated.
 
-The count is the inverse of the binomial distribution function at a random 64-bit integer. It is looked up in a table of
-⌈2⁶⁴·P(X ≤ k)⌉, computed with 60 digits. No count's probability is off by more than 2⁻⁶⁴. As the table is rounded up, no
-integer gives a larger count than the exact table would. The law of a step is thus within η = k_max·2⁻⁶⁴ of Poisson
-sampling in total variation, k_max about B + 9√B, which adds (1 + e^ε)·η to δ: at B = 256, ten thousand steps and ε = 3
-some 5·10⁻¹² in all.
+The count is the inverse of the binomial distribution function at a random 128-bit integer. It is looked up in a table
+of ⌈2¹²⁸·P(X ≤ k)⌉, computed with 60 digits. No count's probability is off by more than 2⁻¹²⁸. As the table is rounded
+up, no integer gives a larger count than the exact table would. The law of a step is thus within η = k_max·2⁻¹²⁸ of
+Poisson sampling in total variation, k_max about B + 14√B, which adds (1 + e^ε)·η to δ: at B = 256, a million steps and
+ε = 3 some 3·10⁻²⁹ in all. The lower 64 bits are drawn where the upper ones do not decide, once in 10¹⁶ steps or so.
 """
 
 from __future__ import annotations
@@ -74,7 +74,11 @@ def counted_sample(words: Words, probability: float, size: int) -> np.ndarray:
 
     Draws are added until there are enough *different* ones; no position is ever preferred, so neither is any set.
     """
-    count = int(np.searchsorted(count_table(size, probability), words(1)[0], side="right"))
+    upper, lower = count_table(size, probability)
+    word = words(1)[0]
+    count, known = (int(np.searchsorted(upper, word, side=side)) for side in ("left", "right"))
+    if known > count:  # the lower bits decide
+        count += int(np.searchsorted(lower[count:known], words(1)[0]))
     found = np.empty(0, dtype=np.int64)
     while len(found) < count:
         found = np.sort(np.concatenate([found, below(words(count - len(found)), size)]))
@@ -89,10 +93,10 @@ def below(words: np.ndarray, size: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def count_table(size: int, probability: float) -> np.ndarray:
-    """`[k_max]` uint64 ⌈2⁶⁴·P(X ≤ k)⌉ of X ~ Binomial(size, probability), ascending, as far as they are below 2⁶⁴.
+def count_table(size: int, probability: float) -> tuple[np.ndarray, np.ndarray]:
+    """⌈2¹²⁸·P(X ≤ k)⌉ − 1 of X ~ Binomial(size, probability): `[k_max]` uint64, upper bits, and lower bits alike.
 
-    X is the number of entries that a uniform 64-bit integer is not below.
+    Ascending, as far as some 128-bit integer is above. X is the number of entries that a uniform one is above.
     """
     if not 0.0 <= probability < 1.0:
         raise ValueError(f"A sampling rate of {probability} has no table: it must be at least 0 and below 1.")
@@ -101,9 +105,10 @@ def count_table(size: int, probability: float) -> np.ndarray:
         heads, tails = Decimal(probability), 1 - Decimal(probability)
         mass = total = tails**size
         table: list[int] = []
-        while (entry := int((total * WORDS).to_integral_value(ROUND_CEILING))) < WORDS:
+        while (entry := int((total * WORDS**2).to_integral_value(ROUND_CEILING))) < WORDS**2:
             k = len(table) + 1
-            table.append(entry)
+            table.append(entry - 1)
             mass *= Decimal(size - k + 1) / k * (heads / tails)
             total += mass
-    return np.array(table, dtype=np.uint64)
+    upper, lower = np.array([divmod(entry, WORDS) for entry in table], dtype=np.uint64).reshape(-1, 2).T.copy()
+    return upper, lower

@@ -161,7 +161,7 @@ class Trainer(Noising):
                     row |= on_epoch(row, self.released_model()) or {}
                 history.append(row)
                 if self.algorithm.private:
-                    bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp'] + 5e-4:.3f} by RDP", refresh=False)
+                    bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp'] + 5e-4:.3f} by RDP", refresh=False)  # rounded up
                 bar.update()
         return history
 
