@@ -19,6 +19,7 @@ from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.sources import source
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
+from equidp.evaluation import multilabel, ordinal
 from equidp.evaluation.metrics import cost_of_privacy, flat_metrics, metrics_document
 from equidp.evaluation.regression import evaluate, mean_interval
 from equidp.models import build_model
@@ -281,6 +282,14 @@ def test_values_that_all_agree_have_no_interval(value: float) -> None:
     values = np.full(78, value)
     values[0] = round(value, 12)
     assert mean_interval(values, np.arange(78)) is None
+
+
+def test_an_interval_of_errors_or_shares_holds_no_value_that_their_mean_cannot_have() -> None:
+    """Of three records, t is 4.3: without a cut the interval of an error would begin below 0."""
+    truth, right = np.zeros(3), np.array([[1.0], [1.0], [0.0]])
+    assert evaluate(np.array([0.0, 0.0, 3.0]), truth, {})["intervals"]["overall"][0] == 0.0
+    assert ordinal.evaluate(np.eye(3)[[0, 0, 2]], truth.astype(int), {})["intervals"]["overall"][0] == 0.0
+    assert multilabel.evaluate(right, np.ones((3, 1)), {}, names=("a",))["intervals"]["overall"] == [0.0, 1.0]
 
 
 def test_seeds_are_averaged_with_the_main_metrics_intervals(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ Intervals of label accuracy are over test records (`mean_interval`), each record
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def evaluate(
             for k, name in enumerate(names)
         },
         "usual": float(np.maximum(truth.mean(axis=0), 1 - truth.mean(axis=0)).mean()) if len(truth) else None,
-        "intervals": per_group(mean_interval, groups, shares(scores, truth), units=units),
+        "intervals": per_group(partial(mean_interval, least=0.0, most=1.0), groups, shares(scores, truth), units=units),
     }
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, units: NDArray
     As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
     """
     figures = by_group(_figures(above(scores), labels), len(labels), groups, METRICS, main="mae", worst=max)
-    return figures | {"intervals": per_group(mean_interval, groups, errors(scores, labels), units=units)}
+    of_errors = partial(mean_interval, least=0.0)
+    return figures | {"intervals": per_group(of_errors, groups, errors(scores, labels), units=units)}
 
 
 def cost_intervals(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ def evaluate(
     predicted, truth = np.asarray(predicted, dtype=np.float64), np.asarray(truth, dtype=np.float64)
     figures = figures_of({name: MEASURES[name] for name in metrics}, truth, predicted)
     measured = by_group(figures, len(truth), groups, metrics, main="mae", worst=max)
-    return measured | {"intervals": per_group(mean_interval, groups, np.abs(predicted - truth), units=units)}
+    of_errors = partial(mean_interval, least=0.0)
+    return measured | {"intervals": per_group(of_errors, groups, np.abs(predicted - truth), units=units)}
 
 
 def cost_intervals(
@@ -70,8 +72,10 @@ def live(predicted: NDArray, truth: NDArray, groups: Groups) -> dict[str, float]
     return {name: value for name, value in live_row("mae", errors, groups).items() if math.isfinite(value)}
 
 
-def mean_interval(values: NDArray, units: NDArray) -> Pair | None:
+def mean_interval(values: NDArray, units: NDArray, *, least: float = -math.inf, most: float = math.inf) -> Pair | None:
     """Interval of the mean of `[n]` values; None with fewer than two units, or with a value that is not finite.
+
+    It is cut to where a mean can be, from `least` to `most`.
 
     None, too, where all values agree but for rounding, as errors in ranks often do: they have no spread, and an
     interval without a width would say that other records agree as well.
@@ -87,4 +91,4 @@ def mean_interval(values: NDArray, units: NDArray) -> Pair | None:
         return None
     spread = math.sqrt(count / (count - 1) * float((sums**2).sum())) / len(values)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread
-    return [mean - half, mean + half]
+    return [max(least, mean - half), min(most, mean + half)]
