@@ -53,8 +53,12 @@ def exact_delta(events: Sequence[Event], at: float) -> float:
     return float(np.trapezoid(values, along) / math.pi * math.exp(height))
 
 
-LONG = Event(1e-4, 0.6, 290_000)
-"""dp_accounting's powers of its Fourier coefficients take up to 3e-11 from δ."""
+def long_run(noise: float) -> list[Event]:
+    """At a noise of 0.6 dp_accounting's powers of its Fourier coefficients take up to 3e-11 from δ."""
+    return [Event(1e-4, noise, 290_000)]
+
+
+LONG = long_run(0.6)
 
 
 @pytest.mark.parametrize(("event", "delta"), [(Event(0.01, 1.0, 1000), 1e-5), (Event(0.1, 2.0, 100), 1e-9)])
@@ -66,29 +70,24 @@ def test_pld_is_as_exact_as_its_grid(event: Event, delta: float) -> None:
     ("delta", "interval"), [(1e-10, REPORT_INTERVAL), (1e-11, SEARCH_INTERVAL), (1e-12, REPORT_INTERVAL)]
 )
 def test_no_figure_is_below_the_true_one_where_rounding_is_as_large_as_delta(delta: float, interval: float) -> None:
-    assert exact_delta([LONG], epsilon([LONG], delta, interval=interval).value) <= delta
+    assert exact_delta(LONG, epsilon(LONG, delta, interval=interval).value) <= delta
 
 
 def test_nor_is_one_along_the_run() -> None:
-    assert exact_delta([LONG], epsilon_path([[LONG]], 1e-11)[-1].value) <= 1e-11
+    assert exact_delta(LONG, epsilon_path([LONG], 1e-11)[-1].value) <= 1e-11
 
 
 def test_noise_is_enough_where_rounding_is_as_large_as_delta() -> None:
-    noise = calibrate(lambda sigma: [Event(LONG.sampling_rate, sigma, LONG.count)], 3.573, 1e-11)
-    assert exact_delta([Event(LONG.sampling_rate, noise, LONG.count)], 3.573) <= 1e-11
+    assert exact_delta(long_run(calibrate(long_run, 3.573, 1e-11)), 3.573) <= 1e-11
 
 
 def test_a_target_is_met_where_rounding_differs_from_grid_to_grid() -> None:
     """By PLD's coarse grid a noise of 0.780 would do: a figure by the fine one, and by Rényi divergences, is 2.04."""
-
-    def events(noise: float) -> list[Event]:
-        return [Event(LONG.sampling_rate, noise, LONG.count)]
-
-    assert epsilon(events(calibrate(events, 2.0, 2.7e-10)), 2.7e-10).value <= 2.0
+    assert epsilon(long_run(calibrate(long_run, 2.0, 2.7e-10)), 2.7e-10).value <= 2.0
 
 
 def test_the_trade_off_curve_is_below_the_true_one_where_rounding_is_as_large_as_delta() -> None:
-    curve = trade_off([LONG], 1e-11, 4.8)
+    curve = trade_off(LONG, 1e-11, 4.8)
     assert curve is not None
     for at, delta in list(zip(curve.epsilons, curve.deltas, strict=True))[100:160:15]:
-        assert exact_delta([LONG], at) <= delta
+        assert exact_delta(LONG, at) <= delta

@@ -144,6 +144,10 @@ def test_attacks_can_be_left_out() -> None:
     assert found["gradient_canaries"]["canaries"] == 200
     assert found["input_canaries"] is None
     assert found["membership"] == {}
+    others = AuditSettings(gradient_canaries=0, input_canaries=20, membership=False)
+    found = run(split(60), setup_of("dpsgd"), others, seed=1)
+    assert found["gradient_canaries"] is None
+    assert found["input_canaries"]["canaries"] == 20
     with pytest.raises(EquidpError, match="Every attack is left out"):
         run(split(60), setup_of("dpsgd"), AuditSettings(**settings.model_dump() | {"gradient_canaries": 0}), seed=1)
 

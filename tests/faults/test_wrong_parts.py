@@ -251,7 +251,7 @@ class LaterBound(FlatClip):
 )
 def test_nothing_is_kept_outside_a_part_either(parts: dict[str, Any], told: str) -> None:
     ELSEWHERE.clear()
-    with pytest.raises(EquidpError, match=f"{told}"):
+    with pytest.raises(EquidpError, match=told):
         trained(**parts)
 
 

@@ -130,10 +130,8 @@ def test_splits_that_are_no_function_of_each_record_are_splits_of_their_own(tmp_
 
 def test_under_a_law_of_trials_training_and_figures_are_entered_as_the_best_of_them(tmp_path: Path) -> None:
     """As events of one trial they would count for less."""
-    of, plan = (
-        settings(trials_law="geometric", trials_mean=3.0),
-        dataclasses.replace(PLAN, trials=Trials(law="geometric", mean=3.0)),
-    )
+    of = settings(trials_law="geometric", trials_mean=3.0)
+    plan = dataclasses.replace(PLAN, trials=Trials(law="geometric", mean=3.0))
     due = planned(of.algorithm("dpsgd"), plan)
     enter(tmp_path, tmp_path / "run", of, {}, HASH, {("training", "train"): due}, algorithm="dpsgd")
     found = DatasetLedger(tmp_path, "digits").entries()

@@ -74,14 +74,14 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
     _refuse_unreachable(events_for, target, delta)
 
     def solve(
-        make: Callable[[], dp.PrivacyAccountant], bracket: tuple[float, float], tol: float, rounding: float = 0.0
+        make: Callable[[], dp.PrivacyAccountant], bracket: tuple[float, float], tol: float, within: float
     ) -> float:
         with orders_left_out_in_silence():
             return dp.calibrate_dp_mechanism(
                 make,
                 lambda noise: dp.ComposedDpEvent([e.as_dp_event() for e in canonical(events_for(noise))]),
                 target,
-                delta - rounding,
+                within,
                 dp.ExplicitBracketInterval(*bracket),
                 tol=tol,
             )
@@ -95,7 +95,7 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
     least = 0.99 * target
     if pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) > target:  # RDP is tighter here, or PLD's grid too coarse
         try:
-            found = solve(rdp.RdpAccountant, (low, 2 * high), tol=high * 1e-5)
+            found = solve(rdp.RdpAccountant, (low, 2 * high), tol=high * 1e-5, within=delta)
         except ValueError:  # so small an ε that rounding leaves nothing of a Rényi divergence
             return smallest_noise(finely, target)
     else:
@@ -108,7 +108,7 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
                 lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL),
                 (0.9 * met, high),
                 tol=high * 5e-4,
-                rounding=rounded_away(canonical(events_for(high))),
+                within=delta - rounded_away(canonical(events_for(high))),
             )
         if coarse is None or math.isinf(pld_epsilon(events_for(coarse), delta, SEARCH_INTERVAL)):
             found, least = min(met, smallest_noise(lambda noise: rdp_epsilon(events_for(noise), delta), target)), 0.0

@@ -147,6 +147,16 @@ def rounded_away(events: Sequence[Event]) -> float:
     return ROUNDING * sum(1 + (event.count if event.sampling_rate < 1 else 0) for event in events)
 
 
+def composed(accountant: pld.PLDAccountant, events: Sequence[Event], delta: float) -> float:
+    """ε of these events by an empty accountant, at a δ that holds with its rounding; infinite where there is none."""
+    within = delta - rounded_away(events)
+    if within <= 0:
+        return math.inf
+    for event in events:
+        accountant.compose(event.as_dp_event())
+    return float(accountant.get_epsilon(within))
+
+
 def blocks(epochs: Sequence[Sequence[Event]]) -> Iterator[tuple[int, list[Event]]]:
     """The events of at most `POINTS` blocks of consecutive epochs, each after the number of its epochs."""
     every = -(-len(epochs) // POINTS)
@@ -207,13 +217,9 @@ def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(events: tuple[Event, ...], delta: float, interval: float) -> float:
-    within = delta - rounded_away(events)
-    if within <= 0 or not asks_pld(events, delta):
+    if not asks_pld(events, delta):
         return math.inf
-    accountant = pld.PLDAccountant(value_discretization_interval=interval)
-    for event in events:
-        accountant.compose(event.as_dp_event())
-    return float(accountant.get_epsilon(within))
+    return composed(pld.PLDAccountant(value_discretization_interval=interval), events, delta)
 
 
 @lru_cache(maxsize=256)

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from dp_accounting import NeighboringRelation, pld
 
-from equidp.accounting.epsilon import SEARCH_INTERVAL, asks_pld, rounded_away
+from equidp.accounting.epsilon import SEARCH_INTERVAL, asks_pld, composed
 from equidp.accounting.events import Event, canonical
 
 
@@ -36,13 +36,9 @@ def replace_one_epsilon(events: Sequence[Event], delta: float) -> float | None:
 @lru_cache(maxsize=256)
 def _replaced(events: tuple[Event, ...], delta: float) -> float:
     doubled = [Event(event.sampling_rate, max(event.noise_multiplier / 2, 1e-6), event.count) for event in events]
-    within = delta - rounded_away(events)
-    if within <= 0 or not asks_pld(doubled, delta):
+    if not asks_pld(doubled, delta):
         return math.inf
-    accountant = pld.PLDAccountant(NeighboringRelation.REPLACE_ONE, SEARCH_INTERVAL)
-    for event in events:
-        accountant.compose(event.as_dp_event())
-    return float(accountant.get_epsilon(within))
+    return composed(pld.PLDAccountant(NeighboringRelation.REPLACE_ONE, SEARCH_INTERVAL), events, delta)
 
 
 def twice(epsilon_at: Callable[[float], float], delta: float) -> float | None:
