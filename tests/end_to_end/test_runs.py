@@ -6,6 +6,7 @@ import errno
 import gc
 import logging
 import os
+import pickle
 import re
 import shutil
 import sys
@@ -328,6 +329,8 @@ def otherwise(template, tmp_path_factory):
     with own_project(template, tmp_path_factory.mktemp("otherwise")) as folder:
         (folder / "conf/local/catalog.yml").write_text(
             '"{algorithm}.history": {type: pandas.CSVDataset, filepath: "out/${setting:dataset}/{algorithm}.csv"}\n'
+            '"{algorithm}.scores": {type: pickle.PickleDataset, filepath: "out/{algorithm}.pkl"}\n'
+            "test: {type: pickle.PickleDataset, filepath: out/test.pkl}\n"
         )
         logging.getLogger("equidp").addHandler(handler)
         kedro_run(folder, "dpsgd", **QUICK, run_label=None, **{"data.evaluate_on": "validation", "privacy.delta": 0.9})
@@ -345,6 +348,15 @@ def test_results_may_be_of_another_format_and_lie_elsewhere(otherwise):
     assert (folder / "out/digits/dpsgd.csv").is_file()
     (run,) = mlflow_runs(folder)
     assert "dpsgd.csv" in {file.path for file in mlflow.MlflowClient().list_artifacts(run.info.run_id)}
+
+
+def test_scores_of_single_records_are_kept_where_a_catalog_asks_for_them_and_stay_out_of_mlflow(otherwise):
+    folder, _ = otherwise
+    scores, test = (pickle.loads((folder / "out" / name).read_bytes()) for name in ("dpsgd.pkl", "test.pkl"))
+    metrics = read_json(report_folder(folder, "dpsgd") / "metrics.json")
+    assert (scores.argmax(1) == test.labels.numpy()).mean() == pytest.approx(metrics["overall"]["accuracy"])
+    (run,) = mlflow_runs(folder)
+    assert not {file.path for file in mlflow.MlflowClient().list_artifacts(run.info.run_id)} & {"dpsgd.pkl", "test.pkl"}
 
 
 def test_an_empty_label_is_none(otherwise):
