@@ -65,8 +65,15 @@ def listed_names(names: Iterable[str]) -> str:
 
 def nearest(name: object, valid: Iterable[str], *, cutoff: float = 0.7) -> str | None:
     """The valid name that is most like another, None where none is alike; `cutoff` is difflib's."""
-    found = difflib.get_close_matches(str(name)[:LONGEST], list(valid), n=1, cutoff=cutoff)
+    found = _most_like(name, list(valid), 1, cutoff)
     return found[0] if found else None
+
+
+def _most_like(name: object, names: list[str], most: int, cutoff: float) -> list[str]:
+    """Of `names` those like another, the most alike first; `DPSGD` is as much like `dpsgd` as a name can be."""
+    spelt = {folded.casefold(): folded for folded in reversed(names)}
+    found = difflib.get_close_matches(str(name)[:LONGEST].casefold(), spelt, n=most, cutoff=cutoff)
+    return [spelt[folded] for folded in found]
 
 
 def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
@@ -75,6 +82,6 @@ def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
     hint = f" Did you mean {near!r}?" if near else ""
     shown, more = names, ""
     if len(names) > MOST_NAMES:
-        shown = difflib.get_close_matches(str(name)[:LONGEST], names, n=SHOWN_NAMES, cutoff=0.0)
+        shown = _most_like(name, names, SHOWN_NAMES, 0.0)
         more = f" and {len(names) - SHOWN_NAMES:,} more"
     return f"{hint} {heading}: {listed_names(shown) or 'none'}{more}."

@@ -69,6 +69,13 @@ def test_a_name_with_a_comma_is_listed_in_quotes_as_it_would_read_as_two() -> No
     assert unknown_name("ward", "ENT", ["ENT, eyes", "surgery"]).message.endswith("Valid: 'ENT, eyes', surgery.")
 
 
+def test_capitals_hide_no_name() -> None:
+    assert unknown_name("algorithm", "DPSGD_F", ["dpsgd", "dpsgd_f", "sgd"]).message.startswith(
+        "Unknown algorithm 'DPSGD_F'. Did you mean 'dpsgd_f'?"
+    )
+    assert "Did you mean 'Age'?" in unknown_name("column", "age", ["Sex", "Age", "AGE_1"]).message
+
+
 def test_of_a_thousand_names_those_most_like_the_given_one_are_shown() -> None:
     told = unknown_name("network", "net_7x", [f"net_{i}" for i in range(1_000)]).message
     assert "Did you mean 'net_7'? Valid: net_7, " in told
