@@ -8,7 +8,9 @@ import json
 import pytest
 from tests.reporting.test_page import Reader
 
+from equidp.audit.figures import bounds_beside_claims
 from equidp.audit.page import audit_report, verdict_sentence
+from equidp.hooks import print as prints
 
 HOSTILE = "<script>alert(1)</script>"
 MODELS = ("sgd", "dpsgd")
@@ -177,3 +179,15 @@ def test_the_page_warns_that_it_is_outside_the_guarantee(findings):
     assert {"verdict", "membership", "figures", "reading", "settings", "provenance"} == {
         attrs.get("id") for tag, attrs in read.tags if tag == "section"
     }
+
+
+def test_delta_beside_a_claim_is_rounded_up(findings, capsys, monkeypatch):
+    """A claim at δ = 3.04e-5 does not hold at 3e-5."""
+    findings["gradient_canaries"] |= {"delta": 3.04e-5, "consistent": False}
+    shown = page(findings).text
+    assert "1.6401 is claimed (at δ = 3.1e-05)" in shown
+    assert "of 1.6401 claimed at δ = 3.1e-05" in shown
+    assert bounds_beside_claims(findings).data[0].hovertext[0].startswith("δ = 3.1e-05, ")
+    monkeypatch.setenv("COLUMNS", "200")
+    prints._print_audit(findings)
+    assert "ε ≤ 1.641 claimed at δ = 3.1e-05" in capsys.readouterr().out

@@ -8,6 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from equidp.reporting.attack import ATTACKS
+from equidp.reporting.statement_sections import delta_text
 from equidp.reporting.style import categories, category, figure, label, line, looks
 
 CANARIES = {"gradient_canaries": "gradient canaries", "input_canaries": "mislabelled records"}
@@ -25,7 +26,9 @@ def bounds_beside_claims(findings: Mapping[str, Any]) -> go.Figure:
     series = {"claimed": "epsilon_claimed", "lower bound": "epsilon_lower_bound"}
     for name, look in list(looks(series).items())[1:]:
         values = [verdict[series[name]] for verdict in found.values()]
-        hover = [f"δ = {v['delta']:.2g}, {v['correct']} of {v['guesses']} guesses right" for v in found.values()]
+        hover = [
+            f"δ = {delta_text(v['delta'], 2)}, {v['correct']} of {v['guesses']} guesses right" for v in found.values()
+        ]
         marker = {"symbol": look.symbol, "size": 12, "color": look.colour}
         shown = {"name": name, "mode": "markers", "marker": marker, "hovertext": hover}
         chart.add_trace(go.Scatter(x=list(found), y=values, cliponaxis=False, **shown))  # a bound of 0 lies on the axis

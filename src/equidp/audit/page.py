@@ -100,7 +100,7 @@ def verdict_sentence(findings: Mapping[str, Any]) -> str:
         )
     shown = " and ".join(
         f"{name} show ε ≥ {lower_text(found[name]['epsilon_lower_bound'])} where "
-        f"{epsilon_text(found[name]['epsilon_claimed'])} is claimed (at δ = {found[name]['delta']:.2g})"
+        f"{epsilon_text(found[name]['epsilon_claimed'])} is claimed (at δ = {delta_text(found[name]['delta'], 2)})"
         for name in refuting
     )
     # one bound at 95 % is wrong once in twenty honest audits; either of two, which both may accuse, twice
@@ -119,7 +119,7 @@ def _cards(findings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     at = f"at δ = {delta_text(claim['delta'], 2)}"
     cards = [("claimed by the run", f"ε ≤ {epsilon_text(claim['epsilon'])}", at)]
     for name, found in _attacks(findings).items():
-        claimed = f"of {epsilon_text(found['epsilon_claimed'])} claimed at δ = {found['delta']:.2g}"
+        claimed = f"of {epsilon_text(found['epsilon_claimed'])} claimed at δ = {delta_text(found['delta'], 2)}"
         cards.append((f"shown by {name}", f"ε ≥ {lower_text(found['epsilon_lower_bound'])}", claimed))
     for when, model in (("before", BASELINE), ("after", findings["algorithm"])):
         if attacks := findings["membership"].get(model):
@@ -149,7 +149,7 @@ def _bounds(findings: Mapping[str, Any]) -> PageTable | None:
         (
             TableCell.of(name),
             *(TableCell(f"{found[key]:,}", found[key]) for key in ("canaries", "guesses", "correct")),
-            TableCell(f"{found['delta']:.2g}", found["delta"]),
+            TableCell(delta_text(found["delta"], 2), found["delta"]),
             TableCell(f"≥ {lower_text(found['epsilon_lower_bound'])}", found["epsilon_lower_bound"]),
             TableCell(f"≤ {epsilon_text(found['epsilon_claimed'])}", found["epsilon_claimed"]),
             TableCell.of(

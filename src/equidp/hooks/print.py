@@ -107,14 +107,14 @@ def _print_choice(choice: dict[str, Any], released: dict[str, Any]) -> None:
 def _print_audit(findings: dict[str, Any]) -> None:
     """Bounds beside claims, one line per attack."""
     from equidp.audit.run import REMEDY
-    from equidp.reporting.statement_sections import epsilon_text
+    from equidp.reporting.statement_sections import delta_text, epsilon_text
 
     for attack in ("gradient_canaries", "input_canaries"):
         if found := findings[attack]:
             verdict = "consistent with" if found["consistent"] else "REFUTES"
             terminal().print(
                 f"{attack.replace('_', ' ')}: ε ≥ {found['epsilon_lower_bound']:.3f} shown, {verdict} "
-                f"ε ≤ {epsilon_text(found['epsilon_claimed'], 3)} claimed at δ = {found['delta']:.2g}"
+                f"ε ≤ {epsilon_text(found['epsilon_claimed'], 3)} claimed at δ = {delta_text(found['delta'], 2)}"
             )
             if not found["refutable"]:
                 terminal().print(

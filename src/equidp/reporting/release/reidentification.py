@@ -119,7 +119,7 @@ def _canaries(key: str, question: str, found: Mapping[str, Any] | None, whose: s
     return Line(
         key,
         question,
-        f"ε ≥ {shown} at δ = {found['delta']:.2g} with confidence {found['confidence']:.0%}, where "
+        f"ε ≥ {shown} at δ = {delta_text(found['delta'], 2)} with confidence {found['confidence']:.0%}, where "
         f"{epsilon_text(found['epsilon_claimed'])} is claimed: {found['correct']} of {found['guesses']} guesses about "
         f"{found['canaries']:,} {whose} were right. That {outcome}.{reach} The audit trained anew "
         "with the same plan; not refuting is no proof.",
