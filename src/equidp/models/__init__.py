@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
-from equidp.errors import EquidpError, refuse_unknown
+from equidp.errors import EquidpError, first_line, refuse_unknown
 from equidp.gradients.rewriting import rewritten
 from equidp.models.backbone import Backbone
-from equidp.models.base import Model, ModelOptions
+from equidp.models.base import FAILURES, Model, ModelOptions
 from equidp.models.bilstm import BiLstm
 from equidp.models.cnn import Cnn4, Cnn9, SaCnn9
 from equidp.models.cnn_small import CnnSmall
@@ -87,9 +87,9 @@ def _try(name: str, model: Model, schema: Schema) -> None:
     try:
         with torch.no_grad():
             outputs = model.eval()(torch.zeros((2, *schema.shape), dtype=dtype))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except FAILURES as error:
         raise EquidpError(
-            f"Model {name!r} fails on {schema.kind} features of shape {schema.shape}: {str(error).splitlines()[0]}. "
+            f"Model {name!r} fails on {schema.kind} features of shape {schema.shape}: {first_line(error)}. "
             "Choose another model.name for this dataset, or correct the model's forward."
         ) from error
     for module, training in modes.items():

@@ -19,8 +19,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from mlflow.utils.time import get_current_time_millis
 from sqlalchemy.exc import SQLAlchemyError
 
+from equidp.errors import first_line
 from equidp.reporting.rendering import whole
-from equidp.system.network import first_line
 
 SUMMARY = "summary"
 """The tag of runs that trained nothing: `seeds` of a row's means, `dataset` of a data set's."""

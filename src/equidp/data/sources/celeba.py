@@ -17,9 +17,8 @@ from equidp.data.membership import identities
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, fingerprint, folder_fingerprint
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
-from equidp.errors import EquidpError, refuse_unknown
+from equidp.errors import EquidpError, first_line, refuse_unknown
 from equidp.options import listed
-from equidp.system.network import first_line
 
 if TYPE_CHECKING:
     from torchvision.datasets import CelebA as TorchvisionCelebA

@@ -13,8 +13,7 @@ from equidp.data.membership import identities
 from equidp.data.raw_files import PublishedFile, RawFiles, fingerprint, folder_fingerprint
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
-from equidp.errors import EquidpError
-from equidp.system.network import first_line
+from equidp.errors import EquidpError, first_line
 
 PAGE = "https://github.com/fastai/imagenette"
 ARCHIVES = {"full": "imagenette2", "320px": "imagenette2-320", "160px": "imagenette2-160"}
