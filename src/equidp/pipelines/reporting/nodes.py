@@ -42,7 +42,7 @@ def accuracy_figure(metrics: dict[str, Any], settings: Settings, *, algorithm: s
     return metric_per_group({algorithm: metrics}, settings.data.groups[0])
 
 
-def statement(privacy: dict[str, Any], settings: Settings, *, algorithm: str) -> str:
+def statement(privacy: dict[str, Any], settings: Settings) -> str:
     """The privacy statement in words."""
     return privacy_report(privacy, settings.dataset)
 
