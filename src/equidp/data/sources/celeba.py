@@ -16,7 +16,7 @@ from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all, image_fil
 from equidp.data.membership import identities
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, fingerprint, folder_fingerprint
 from equidp.data.records import Records, Schema
-from equidp.data.sources.base import Source, SourceOptions
+from equidp.data.sources.base import Source, SourceOptions, part_column
 from equidp.errors import EquidpError, first_line, refuse_unknown
 from equidp.options import listed
 
@@ -116,7 +116,7 @@ class Celeba(Source):
             labels=labels,
             groups={name: labels if name == "class" else column[name] for name in schema.groupings},
             schema=schema,
-            part=torch.cat([torch.full((len(part),), i, dtype=torch.uint8) for i, part in enumerate(parts)]),
+            part=part_column(*map(len, parts)),
             unit=persons,
             identity=identities(name for part in parts for name in part.filename),
             unit_identity=identities(map(str, persons.tolist())),

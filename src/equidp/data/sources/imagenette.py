@@ -12,7 +12,7 @@ from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all, image_fil
 from equidp.data.membership import identities
 from equidp.data.raw_files import PublishedFile, RawFiles, fingerprint, folder_fingerprint
 from equidp.data.records import Records, Schema
-from equidp.data.sources.base import Source, SourceOptions
+from equidp.data.sources.base import Source, SourceOptions, part_column
 from equidp.errors import EquidpError, first_line
 
 PAGE = "https://github.com/fastai/imagenette"
@@ -88,7 +88,7 @@ class Imagenette(Source):
             groups={"class": labels},
             schema=self.schema,
             identity=identities(path.name for path in paths),
-            part=torch.cat([torch.full((len(part),), i, dtype=torch.uint8) for i, part in enumerate(samples)]),
+            part=part_column(*map(len, samples)),
         )
 
     def _samples(self, root: Path, part: str) -> list[tuple[str, int]]:
