@@ -163,4 +163,5 @@ def _reader(*, verify: bool) -> type[TorchvisionCelebA]:
 
     if verify:
         return torchvision.datasets.CelebA
-    return type("Unverified", (torchvision.datasets.CelebA,), {"_check_integrity": lambda self: True})
+    files = [(page, None, name) for page, _, name in torchvision.datasets.CelebA.file_list]
+    return type("Unverified", (torchvision.datasets.CelebA,), {"file_list": files})

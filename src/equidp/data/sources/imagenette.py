@@ -95,7 +95,9 @@ class Imagenette(Source):
         import torchvision.datasets  # a second's import that the other datasets need not wait for
 
         try:
-            opened = torchvision.datasets.Imagenette(str(root), split=part, size=self.options.archive)
+            opened = torchvision.datasets.Imagenette(
+                str(root), split=part, size=self.options.archive, loader=lambda path: path
+            )
         except (RuntimeError, OSError, KeyError) as error:
             folder = root / ARCHIVES[self.options.archive] / part
             raise EquidpError(
@@ -103,4 +105,4 @@ class Imagenette(Source):
             ) from error
         if tuple(names[0] for names in opened.classes) != CLASSES:
             raise EquidpError(f"{root} lacks classes of Imagenette; unpack it again from {PAGE}.")
-        return opened._samples
+        return [opened[i] for i in range(len(opened))]
