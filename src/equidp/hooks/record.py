@@ -35,6 +35,7 @@ from equidp.hooks.guard import (
 )  # fmt: skip
 from equidp.mechanism.device import choose_device
 from equidp.options import dotted
+from equidp.parameters import concerning
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.headlines import headline_metrics, overall
 from equidp.reporting.statement_sections import delta_text, epsilon_text
@@ -54,8 +55,6 @@ NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "r
 
 LONGEST_NAME = 250
 """In the databases that MLflow can be given."""
-
-SHARED_SETTINGS = ("data", "model", "privacy", "training")
 
 
 class RunRecorder:
@@ -231,10 +230,8 @@ class RunRecorder:
         return " ".join(["kedro run", *words, *([f"--params={settings}"] if settings else [])])
 
     def _settings_of(self, *algorithms: str, more: tuple[str, ...]) -> dict[str, Any]:
-        """By dotted name: the shared settings, the algorithms' options and the baseline's, and more blocks."""
-        shared = {name: self._parameters[name] for name in ("dataset", "seed", *SHARED_SETTINGS, *more)}
-        own = {f"{name}.options": self._parameters[name]["options"] for name in dict.fromkeys((BASELINE, *algorithms))}
-        return dotted(shared | own, empty=True)
+        """By dotted name."""
+        return dotted(concerning(self._parameters, algorithms, *more), empty=True)
 
     def _tags(self, algorithm: str | None) -> dict[str, Any]:
         shared = {
@@ -332,10 +329,10 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any], *, inside: bo
     main = task.main
     value = metrics["overall"][main]
     shown = "undefined" if value is None else figure_text(value, 4)
-    told = f"{metrics.get('evaluated_on', 'test')} {METRIC_TITLES[main]} {shown}"
+    figure = f"{metrics.get('evaluated_on', 'test')} {METRIC_TITLES[main]} {shown}"
     stays = "; exact figures stay inside, as nonprivate/…."
     if not privacy["private"]:
-        return f"Not private{stays}" if inside else f"Not private; {told}."
+        return f"Not private{stays}" if inside else f"Not private; {figure}."
     cost = metrics["cost_of_privacy"]["overall"][main]
     mode = "" if privacy["secure"] else ", research mode"
     mode += ", test records decided on steps and have no ε" if privacy.get("test_records_decide") else ""
@@ -347,4 +344,4 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any], *, inside: bo
         if cost is None
         else f"cost of privacy {figure_text(cost, 4, '+')}"
     )
-    return f"{epsilon}; {told}, {against}."
+    return f"{epsilon}; {figure}, {against}."
