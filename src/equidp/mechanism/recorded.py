@@ -218,10 +218,10 @@ class RecordedSteps:
 
     def _lay(self, units: Tensor) -> None:
         """The batch's positions and their number into the input, by one copy that nobody waits for."""
-        told = torch.zeros(len(self._input), dtype=torch.int64, device="cpu")
-        told[: len(units)] = units
-        told[-1] = len(units)
-        self._input.copy_(pinned(told, self._input.device), non_blocking=True)
+        positions = torch.zeros(len(self._input), dtype=torch.int64, device="cpu")
+        positions[: len(units)] = units
+        positions[-1] = len(units)
+        self._input.copy_(pinned(positions, self._input.device), non_blocking=True)
         trainer = self._trainer
         if not self._public:
             self._public = {name: value.clone() for name, value in trainer.public.items()}
