@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from kedro.config import AbstractConfigLoader
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from equidp.accounting.plan import Plan
@@ -102,27 +103,31 @@ class RunRecorder:
             self._describe(run_params, pipeline)
 
     def _describe(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
-        active, algorithms, names = mlflow.active_run(), algorithms_in(pipeline), names_of(run_params)
+        active = mlflow.active_run()
         assert active is not None
-        row = active.data.tags.get(ROW)
         mlflow.set_tags({name: value for name, value in run_params.items() if value})
         mlflow.set_tag("kedro_command", self._command(run_params))
         if owner := special(pipeline):
-            audited = self._parameters["audited"]["algorithm"]
-            mlflow.set_tags({"mlflow.runName": f"{owner} {self._run_name(audited)}", **self._tags(audited)})
-            runs.open_run(owner, active.info.run_id)
-            settings = self._settings_of(BASELINE, more=("resume", owner, "audited"))
-            varied = dotted(self._parameters["tune"]["grid"]) if owner == TUNE else {}
-            # of these the choice is told, as `chosen.…`
-            runs.log_params(owner, {name: value for name, value in settings.items() if name not in varied})
-            return
-        if not algorithms:
-            return
+            self._describe_special(owner, active)
+        elif algorithms := algorithms_in(pipeline):
+            self._describe_trainings(algorithms, names_of(run_params), active)
+
+    def _describe_special(self, owner: str, active: Run) -> None:
+        """The one run of a tuning or an audit."""
+        audited = self._parameters["audited"]["algorithm"]
+        mlflow.set_tags({"mlflow.runName": f"{owner} {self._run_name(audited)}", **self._tags(audited)})
+        runs.open_run(owner, active.info.run_id)
+        settings = self._settings_of(BASELINE, more=("resume", owner, "audited"))
+        left_out = varied_names(self._parameters) if owner == TUNE else ()
+        runs.log_params(owner, {name: value for name, value in settings.items() if name not in left_out})
+
+    def _describe_trainings(self, algorithms: Sequence[str], names: Sequence[str], active: Run) -> None:
+        """The run of a single algorithm, or those of several below the pipeline's own."""
         mlflow.set_tags(self._tags(None))
         if len(names) == 1 and names[0] in algorithms:
             algorithms = (names[0],)
             runs.open_run(names[0], active.info.run_id)
-            mlflow.set_tag("mlflow.runName", self._run_name(names[0], row))
+            mlflow.set_tag("mlflow.runName", self._run_name(names[0], active.data.tags.get(ROW)))
         else:
             mlflow.set_tag("mlflow.runName", self._run_name("+".join(algorithms)))
             for name in algorithms:
@@ -244,6 +249,14 @@ class RunRecorder:
             del shared["seed"]
         given = {"algorithm": algorithm, "run_label": self._parameters["run_label"]}
         return shared | {name: value for name, value in given.items() if value}
+
+
+def varied_names(parameters: Mapping[str, Any]) -> set[str]:
+    """Names of the settings that a tuning varies, as they are logged; of these the choice is logged, as `chosen.…`."""
+    names = dotted(parameters["tune"]["grid"]) | dotted(parameters["tune"]["box"])
+    own = f"{parameters['audited']['algorithm']}."
+    options = (name.removeprefix(own).removeprefix("options.") for name in names if name.startswith(own))
+    return {*names, *(f"audited.options.{option}" for option in options)}
 
 
 def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, Any], row: str | None = None) -> str:
