@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.errors import EquidpError, first_line, refuse_unknown
+from equidp.gradients.misfit import FAILURES
 from equidp.gradients.rewriting import rewritten
 from equidp.models.backbone import Backbone
-from equidp.models.base import FAILURES, Model, ModelOptions
+from equidp.models.base import Model, ModelOptions
 from equidp.models.bilstm import BiLstm
 from equidp.models.cnn import Cnn4, Cnn9, SaCnn9
 from equidp.models.cnn_small import CnnSmall

@@ -16,9 +16,6 @@ from equidp.options import Declared
 
 SIGMOID_SETTINGS = frozenset({"scale", "temperature", "offset"})
 
-FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError, AttributeError)
-"""What a network raises of records that it does not take, or where its author has made a mistake."""
-
 
 class ModelOptions(Declared):
     """Options every model has (`model.options.*`)."""

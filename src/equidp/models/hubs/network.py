@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.errors import EquidpError, first_line
-from equidp.models.base import FAILURES
+from equidp.gradients.misfit import FAILURES
 
 ROWS = 32
 """Records at a time where features are only computed: few, so that memory stays small at 224 pixels."""
