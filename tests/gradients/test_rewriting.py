@@ -8,6 +8,7 @@ import logging
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
@@ -80,6 +81,34 @@ def test_what_a_rewritten_layer_cannot_do_is_refused_by_name_and_a_frozen_one_st
         rewritten(nn.Sequential(nn.LSTM(4, 6, proj_size=2)))
     frozen = nn.Sequential(nn.LSTM(4, 6).requires_grad_(False))
     assert type(rewritten(frozen)[0]) is nn.LSTM
+    with pytest.raises(EquidpError, match=r"Layer '0' \(GRU\) has other parameters .*: take off what"):
+        rewritten(nn.Sequential(prune.l1_unstructured(nn.GRU(4, 6), "weight_hh_l0", 2)))
+    attention = nn.MultiheadAttention(4, 2)
+    prune.l1_unstructured(attention, "in_proj_weight", 2)
+    with pytest.raises(EquidpError, match=r"has other parameters than torch's own"):
+        rewritten(attention)
+    prune.remove(attention, "in_proj_weight")
+    rewritten(attention)
     packed = nn.utils.rnn.pack_sequence([torch.randn(3, 4)])
     with pytest.raises(EquidpError, match=r"padded, not packed"):
         rewritten(nn.LSTM(4, 6))(packed)
+
+
+class Twice(nn.Module):
+    """One recurrence under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.GRU(4, 4, batch_first=True)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.first(x)[0])[0][:, -1])
+
+
+def test_a_layer_under_two_names_is_one_layer_under_both_once_rewritten() -> None:
+    model, x, y = Twice(), torch.randn(3, 5, 4), torch.tensor([0, 1, 2])
+    expected = model(x)
+    assert rewritten(model).first is model.second
+    torch.testing.assert_close(model(x), expected)
+    GradientEngine(model, CrossEntropy()).norms(x, y)
