@@ -19,19 +19,23 @@ from equidp.errors import EquidpError
 logger = logging.getLogger(__name__)
 
 
-def rewritten(model: nn.Module) -> nn.Module:
+def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:
     """The model with every trained attention and recurrence replaced, in place where it lies deeper; the log says so.
+
+    Args:
+        model: any module.
+        frozen: also replace what is not trained.
 
     Raises:
         EquidpError: for settings and parameters that the replacements do not have.
     """
-    if (replace := REPLACEMENTS.get(type(model))) and _trained(model):
+    if (replace := REPLACEMENTS.get(type(model))) and (frozen or _trained(model)):
         return replace(model, "model")
     made: dict[nn.Module, nn.Module] = {}
     for path, layer in list(model.named_modules(remove_duplicate=False)):
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False  # that way it would read the weights of the attention itself
-        if (replace := REPLACEMENTS.get(type(layer))) and _trained(layer):
+        if (replace := REPLACEMENTS.get(type(layer))) and (frozen or _trained(layer)):
             if layer not in made:
                 made[layer] = replace(layer, path)
                 logger.info(
