@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -65,6 +66,13 @@ def test_a_rewritten_layer_computes_the_same_and_has_the_norms_of_autograd(name:
         each.append(torch.cat([p.grad.flatten() for p in theirs.parameters()]).norm())
     engine = GradientEngine(ours, CrossEntropy())
     torch.testing.assert_close(engine.norms(features, labels), torch.stack(each), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [nn.Sequential, lambda layer: layer], ids=["inside", "alone"])
+def test_a_rewritten_layer_has_the_mode_of_the_one_it_replaces(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model, x = wrap(nn.LSTM(4, 4, num_layers=2, dropout=0.9)).eval(), torch.randn(5, 3, 4)
+    expected = model(x)
+    torch.testing.assert_close(rewritten(model)(x), expected)
 
 
 def test_the_weights_and_states_that_torch_gives_beside_the_outputs_are_given_too() -> None:

@@ -30,14 +30,14 @@ def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:
         EquidpError: for settings and parameters that the replacements do not have.
     """
     if (replace := REPLACEMENTS.get(type(model))) and (frozen or _trained(model)):
-        return replace(model, "model")
+        return replace(model, "model").train(model.training)
     made: dict[nn.Module, nn.Module] = {}
     for path, layer in list(model.named_modules(remove_duplicate=False)):
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False  # that way it would read the weights of the attention itself
         if (replace := REPLACEMENTS.get(type(layer))) and (frozen or _trained(layer)):
             if layer not in made:
-                made[layer] = replace(layer, path)
+                made[layer] = replace(layer, path).train(layer.training)
                 logger.info(
                     "Layer %r (%s) is rewritten from Linear layers, which compute the same and show every gradient.",
                     path,
