@@ -114,6 +114,12 @@ PRESETS = (
     ),
 )
 
+NO_PAPERS = (
+    "digits", "diabetes", "diabetes_bands", "mnist", "fashion_mnist", "cifar10", "ham10000", "ham10000_pretrained",
+    "imdb", "imdb_pretrained",
+)  # fmt: skip
+"""Presets whose values are of no one paper."""
+
 NINE_LAYERS = """
 SA-DPSGD prints "9 layers" for CIFAR-10 and names earlier work for them. No network of that work has nine layers with
 weights: both have eight. SA-DPSGD's batch, rate and noise are those of Tramèr and Boneh's network, whose six

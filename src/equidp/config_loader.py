@@ -29,11 +29,10 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from equidp.data.sources import SOURCES
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, first_line, unknown_name
 from equidp.hooks.mlflow_yml import checked
 from equidp.packaged import conf
 from equidp.parameters import SECTIONS, TOP_LEVEL, Settings, block, check_names, resolve
-from equidp.system.network import first_line
 
 
 def _sqlite_uri(path: Path) -> str:

@@ -22,6 +22,9 @@ LONGEST = 500
 """Signs of a name or value that are told and compared: of one of a million, nobody reads the rest, and to compare it
 takes seconds."""
 
+REMARK = "(raised as a result of Query-invoked autoflush"
+"""Begins a line that SQLAlchemy puts in front of some reasons."""
+
 
 class EquidpError(click.ClickException):
     """A refused input or setting. The message names the place and the remedy."""
@@ -85,3 +88,9 @@ def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
         shown = _most_like(name, names, SHOWN_NAMES, 0.0)
         more = f" and {len(names) - SHOWN_NAMES:,} more"
     return f"{hint} {heading}: {listed_names(shown) or 'none'}{more}."
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message behind its type's name, or that name alone: some have no message."""
+    text = [line for line in str(error).strip().splitlines() if not line.startswith(REMARK)]
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -142,8 +142,8 @@ def run_command(
         raise EquidpError(f"There is no preset {name!r} yet: name its table, too, and it is drafted.")
     write(preset, text)
     labels = [("label", one) for one in label]
-    told = [("catalog", catalog), ("sql", sql), ("name", called), *labels, ("unit", unit), ("env", env)]
-    again = [*([str(file)] if file else []), *(x for key, one in told if one for x in (f"--{key}", one))]
+    options = [("catalog", catalog), ("sql", sql), ("name", called), *labels, ("unit", unit), ("env", env)]
+    again = [*([str(file)] if file else []), *(x for key, one in options if one for x in (f"--{key}", one))]
     click.echo(
         f"{preset.relative_to(project)} is drafted. {len(marked(text))} lines have {MARK}: "
         f"replace each by what the codebook says.\nThen, to check it: kedro new-dataset {shlex.join(again)}"
@@ -197,8 +197,8 @@ def _drafted(
             raise missing_column(where, column, columns)
     possible = [column for column in columns if column != unit]
     if not possible:
-        told = f"no column but the unit {unit!r}" if unit else "no column"
-        raise EquidpError(f"{where} has {told}, so there is nothing to predict: name a table with more columns.")
+        lack = f"no column but the unit {unit!r}" if unit else "no column"
+        raise EquidpError(f"{where} has {lack}, so there is nothing to predict: name a table with more columns.")
     guess = "" if label else f"          # {MARK}: the last column; or name another"
     label = tuple(dict.fromkeys(label)) or (possible[-1],)
     others = [column for column in columns if column not in (*label, unit)]
@@ -286,8 +286,8 @@ def check(
     units = len(records) if whole is None else len(whole.unique())
     rate, bound = starting_rate(settings, records.schema, table.columns, units)
     start = f"training.learning_rate={rate:g},dpsgd.options.clip_norm={bound:g}"
-    told = "To start from (found on made-up rows of this shape, not on the table; write it into the preset)"
-    return "\n".join([*found, f"{told}: {start}"]), f",{start}"
+    heading = "To start from (found on made-up rows of this shape, not on the table; write it into the preset)"
+    return "\n".join([*found, f"{heading}: {start}"]), f",{start}"
 
 
 def write(file: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
 
 T = TypeVar("T")
 
@@ -94,9 +94,8 @@ class Registry(UserDict[str, T]):
         try:
             found = pkgutil.resolve_name(added[0].place)
         except Exception as error:  # whatever that package's code does
-            reason = str(error).partition("\n")[0]
             raise EquidpError(
-                f"{where} cannot be imported ({type(error).__name__}: {reason}): mend it, or uninstall that package."
+                f"{where} cannot be imported ({first_line(error)}): mend it, or uninstall that package."
             ) from error
         kind = pkgutil.resolve_name(self._kind)
         if not (isinstance(found, type) and issubclass(found, kind)):

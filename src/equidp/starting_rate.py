@@ -80,6 +80,7 @@ def starting_rate(
     population = Population(Examples(features[:count], labels[:count]), labels.new_zeros(count))
 
     def measured(rate: float, bound: float) -> float:
+        progress.update()
         trainer = Trainer(
             model=build_model(settings.model.name, schema, options=settings.model.options, seed=0),
             loss=loss,
@@ -98,12 +99,7 @@ def starting_rate(
         return float(loss(outputs, labels[count:]).nan_to_num(torch.inf).mean())
 
     with tqdm(total=len(RATES) + 2, desc="rates on made-up rows", leave=False, disable=None) as progress:
-
-        def told(rate: float, bound: float) -> float:
-            progress.update()
-            return measured(rate, bound)
-
-        losses = {(rate, 1.0): told(rate, 1.0) for rate in RATES}
+        losses = {(rate, 1.0): measured(rate, 1.0) for rate in RATES}
         best, _ = min(losses, key=losses.__getitem__)
-        losses |= {(rate, TIGHTER): told(rate, TIGHTER) for rate in (best, round(best / TIGHTER, 1))}
+        losses |= {(rate, TIGHTER): measured(rate, TIGHTER) for rate in (best, round(best / TIGHTER, 1))}
     return min(losses, key=losses.__getitem__)

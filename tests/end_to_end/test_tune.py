@@ -104,6 +104,16 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
     assert "with noise" not in page[page.index('id="choice"') : page.index('id="trials"')]
 
 
+def test_what_a_box_and_an_option_of_the_algorithm_were_is_logged_of_the_choice_alone(project: Any) -> None:
+    given = QUICK | {"tune.box.training.learning_rate": "0.5+2.0", "tune.points": 2}
+    given["tune.grid.dpsgd.options.clip_norm"] = "0.75+1.5"
+    del given["tune.grid.training.learning_rate"]
+    kedro_run(project, "tune", **given, **LAW)
+    (params,) = (run.data.params for run in mlflow_runs(project))
+    assert {"chosen.training.learning_rate", "chosen.dpsgd.options.clip_norm"} <= params.keys()
+    assert not {"training.learning_rate", "audited.options.clip_norm"} & params.keys(), "the file's, of no trial"
+
+
 def test_nothing_that_a_secure_tuning_prints_tells_how_many_trials_there_were(
     project: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

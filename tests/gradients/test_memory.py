@@ -146,6 +146,13 @@ def test_scoring_large_images_fits_beside_a_step() -> None:
     assert len(predict(network, torch.zeros(0, 3, 32, 32))) == 0
 
 
+def test_scoring_leaves_frozen_layers_of_a_model_in_training_frozen() -> None:
+    network = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).train()
+    network[0].eval()
+    predict(network, torch.zeros(4, 3))
+    assert [layer.training for layer in network] == [False, True]
+
+
 def test_the_test_part_is_brought_to_a_gpu_once_where_an_eighth_of_its_memory_holds_it() -> None:
     with pretended_gpu():
         network, features = Counting().to("cuda"), torch.rand(40, 3)

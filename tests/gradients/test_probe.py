@@ -176,6 +176,24 @@ def test_models_that_keep_records_apart_are_not_refused(model: nn.Module, featur
     assert norms[[0, 1, 2, 3, 4, 6]].isfinite().all()
 
 
+class NeverShort(nn.Module):
+    """Texts of which the last word must be there: of one without it the model looks for what it does not have."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.error, self.table, self.out = error, nn.Embedding(WORDS, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if not ids[:, -1].all():
+            raise self.error
+        return self.out(self.table(ids).mean(1))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, IndexError, KeyError, TypeError, AttributeError])
+def test_a_model_that_does_not_take_a_shortened_record_is_tried_without_one(error: type[Exception]) -> None:
+    GradientEngine(NeverShort(error), cross_entropy).norms(texts(*[PLACES] * 8), torch.arange(8) % 3)
+
+
 class Places(nn.Module):
     """One layer at every place of a sequence, whose norms come from Gram matrices."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
@@ -66,6 +68,13 @@ def test_a_rewritten_layer_computes_the_same_and_has_the_norms_of_autograd(name:
     torch.testing.assert_close(engine.norms(features, labels), torch.stack(each), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("wrap", [nn.Sequential, lambda layer: layer], ids=["inside", "alone"])
+def test_a_rewritten_layer_has_the_mode_of_the_one_it_replaces(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model, x = wrap(nn.LSTM(4, 4, num_layers=2, dropout=0.9)).eval(), torch.randn(5, 3, 4)
+    expected = model(x)
+    torch.testing.assert_close(rewritten(model)(x), expected)
+
+
 def test_the_weights_and_states_that_torch_gives_beside_the_outputs_are_given_too() -> None:
     attention, lstm = nn.MultiheadAttention(6, 2, batch_first=True), nn.LSTM(6, 4, num_layers=2, batch_first=True)
     x, mask = torch.randn(3, 5, 6), torch.tensor([[False] * 3 + [True] * 2] * 3)
@@ -80,6 +89,34 @@ def test_what_a_rewritten_layer_cannot_do_is_refused_by_name_and_a_frozen_one_st
         rewritten(nn.Sequential(nn.LSTM(4, 6, proj_size=2)))
     frozen = nn.Sequential(nn.LSTM(4, 6).requires_grad_(False))
     assert type(rewritten(frozen)[0]) is nn.LSTM
+    with pytest.raises(EquidpError, match=r"Layer '0' \(GRU\) has other parameters .*: take off what"):
+        rewritten(nn.Sequential(prune.l1_unstructured(nn.GRU(4, 6), "weight_hh_l0", 2)))
+    attention = nn.MultiheadAttention(4, 2)
+    prune.l1_unstructured(attention, "in_proj_weight", 2)
+    with pytest.raises(EquidpError, match=r"has other parameters than torch's own"):
+        rewritten(attention)
+    prune.remove(attention, "in_proj_weight")
+    rewritten(attention)
     packed = nn.utils.rnn.pack_sequence([torch.randn(3, 4)])
     with pytest.raises(EquidpError, match=r"padded, not packed"):
         rewritten(nn.LSTM(4, 6))(packed)
+
+
+class Twice(nn.Module):
+    """One recurrence under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.GRU(4, 4, batch_first=True)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.first(x)[0])[0][:, -1])
+
+
+def test_a_layer_under_two_names_is_one_layer_under_both_once_rewritten() -> None:
+    model, x, y = Twice(), torch.randn(3, 5, 4), torch.tensor([0, 1, 2])
+    expected = model(x)
+    assert rewritten(model).first is model.second
+    torch.testing.assert_close(model(x), expected)
+    GradientEngine(model, CrossEntropy()).norms(x, y)

@@ -380,6 +380,21 @@ def test_a_step_that_brings_something_from_the_host_is_not_recorded(
     assert trainer.steps_done == STEPS
 
 
+def test_what_fails_without_a_word_is_not_recorded_again() -> None:
+    tried: list[int] = []
+
+    class Silent:
+        def record(self, work: Callable[[], Tensor], generators: Any = ()) -> Callable[[], Tensor]:
+            tried.append(1)
+            raise RuntimeError
+
+    with pretended_gpu():
+        trainer = trainer_of("dpsgd", Silent, "cuda")
+        trainer.run_steps(STEPS)
+    assert trainer.recorded.reason == "RuntimeError"
+    assert tried == [1]
+
+
 @pytest.mark.parametrize("algorithm", ["dpsgd", "dpsgd_f", "dpsgd_minimax", "dp_adambc", "sgd"])
 def test_no_step_afresh_waits_either(algorithm: str) -> None:
     with pretended_gpu():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.conftest import SCHEMAS, batch
+from torchvision.models import VisionTransformer
 
 from equidp.data.records import Records, Schema
 from equidp.data.sources import source
@@ -18,9 +19,11 @@ from equidp.data.sources.table import Csv
 from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import CrossEntropy
+from equidp.gradients.rewriting import rewritten
 from equidp.models import build_model, card_options, model_features
 from equidp.models.features import extract, feature_map
 from equidp.models.hubs.network import ImageNetwork, Preparation
+from equidp.models.hubs.trainable import choose
 from equidp.options import dotted
 from equidp.parameters import resolve
 from equidp.pipelines.ingestion.nodes import encode_records
@@ -116,6 +119,19 @@ def test_adapters_are_added_where_they_are_asked_for_and_their_rank_is_checked(b
             build_model("backbone", reviews.schema, options={**given, **wrong})
     with pytest.raises(EquidpError, match=r"lora_rank has no effect unless training\.trainable is lora"):
         build_model("backbone", reviews.schema, options={**given, "trainable": "bias"})
+
+
+def test_adapters_beside_torchs_own_attention_are_trained() -> None:
+    pytest.importorskip("peft", reason="needs equidp[pretrained]")
+    body = VisionTransformer(32, patch_size=16, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=16)
+    body.requires_grad_(False).eval()
+    images = torch.randn(3, 3, 32, 32)
+    expected = body(images)
+    choose(body, "lora", rank=2, alpha=4.0, targets=())
+    torch.testing.assert_close(rewritten(body)(images), expected)
+    assert sum("lora_B" in name for name in trained(body)) == 8  # query, key, value and output of two layers
+    engine = GradientEngine(body, CrossEntropy())
+    assert (engine.norms(images, torch.tensor([0, 1, 2])) > 0).all()
 
 
 def test_without_targets_a_network_of_convolutions_gets_adapters_where_they_are_narrower_than_the_layer(
@@ -316,8 +332,6 @@ def test_a_missing_library_is_one_sentence(weights: Path, monkeypatch) -> None:
 
 def test_what_has_none_of_the_parameters_asked_for_is_refused(bert: Path, weights: Path) -> None:
     from torch import nn
-
-    from equidp.models.hubs.trainable import choose
 
     with pytest.raises(EquidpError, match=r"trainable=norm: the network has no such parameters"):
         choose(nn.Linear(2, 2).requires_grad_(False), "norm", rank=1, alpha=1.0, targets=())

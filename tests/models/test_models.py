@@ -220,6 +220,19 @@ def test_a_model_that_does_not_fit_is_told_before_it_trains(
         build_model("wrong", SCHEMAS[dataset])
 
 
+@pytest.mark.parametrize("error", [ValueError(), AssertionError(), AttributeError("no attribute 'head'"), KeyError(3)])
+def test_a_model_that_fails_without_a_reason_is_told_before_it_trains(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Wrong):
+        def forward(self, features: Tensor) -> Tensor:
+            raise error
+
+    monkeypatch.setitem(MODELS, "failing", Failing)
+    with pytest.raises(EquidpError, match=rf"Model 'failing' fails on .*: {type(error).__name__}.*correct the model"):
+        build_model("failing", SCHEMAS["table"])
+
+
 def test_a_model_that_starts_with_no_numbers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(Wrong):
         def forward(self, features: Tensor) -> Tensor:

@@ -6,16 +6,23 @@ import copy
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import pandas as pd
 import pytest
 from mlflow import MlflowClient, set_tracking_uri
 
 from equidp.errors import EquidpError
+from equidp.parameters import ReportSettings, Settings
 from equidp.pipelines.reporting.tracked import _rows, compare_tracked_runs
 
-HERE = {"experiment": "equidp"}
-"""What the configuration fills in from mlflow.yml."""
+HERE = "equidp"
+"""The experiment, which the configuration fills in from mlflow.yml."""
+
+
+def compared(**report: Any) -> tuple[str, pd.DataFrame]:
+    """The page and the table of the runs that these settings of `report` choose."""
+    return compare_tracked_runs(cast(Settings, SimpleNamespace(report=ReportSettings(experiment=HERE, **report))))
 
 
 def run(number: int, algorithm: str, seed: int, **params: str) -> Any:
@@ -98,7 +105,7 @@ def store(project: Path, sample: Any) -> MlflowClient:
     uri = f"sqlite:///{project / 'mlflow.db'}"
     set_tracking_uri(uri)
     client = MlflowClient(uri)
-    experiment = client.create_experiment(HERE["experiment"], artifact_location=(project / "artifacts").as_uri())
+    experiment = client.create_experiment(HERE, artifact_location=(project / "artifacts").as_uri())
     for algorithm, seed in (("dpsgd", "0"), ("dpsgd", "1"), ("dpsgd_f", "0")):
         tags = {"algorithm": algorithm, "seed": seed, "private": "true", "dataset": "digits"}
         run_id = client.create_run(experiment, tags=tags).info.run_id
@@ -109,11 +116,11 @@ def store(project: Path, sample: Any) -> MlflowClient:
 
 
 def test_the_page_says_how_many_seeds_a_row_has_and_when_runs_were_left_out(store: MlflowClient, caplog: Any) -> None:
-    page, table = compare_tracked_runs(HERE | {"dataset": "digits"})
+    page, table = compared(dataset="digits")
     assert table.set_index("algorithm")["seeds"].to_dict() == {"sgd": 2, "dpsgd": 2, "dpsgd_f": 1}
     assert "Older runs may be missing" not in page + caplog.text
 
-    page, _ = compare_tracked_runs(HERE | {"dataset": "digits", "runs": 2})
+    page, _ = compared(dataset="digits", runs=2)
     assert "Older runs may be missing: the 2 newest were taken" in page
     assert "Older runs may be missing" in caplog.text
 
@@ -123,46 +130,46 @@ def test_runs_whose_files_are_gone_are_left_out_and_named(store: MlflowClient, p
     lost, damaged, _ = folders
     shutil.rmtree(folders[lost])
     (folders[damaged] / "artifacts" / "metrics.json").write_text("{")
-    page, table = compare_tracked_runs(HERE | {"dataset": "digits"})
+    page, table = compared(dataset="digits")
     assert f"Runs whose files are gone or damaged are left out: {lost}, {damaged}." in page
     assert table["seeds"].max() == 1
     shutil.rmtree(project / "artifacts")
     with pytest.raises(EquidpError, match="Of no run are the files still there: train again"):
-        compare_tracked_runs(HERE | {"dataset": "digits"})
+        compared(dataset="digits")
 
 
 @pytest.mark.parametrize("report", [{"dataset": "o'brien"}, {"tags": {"sweep": "col'lide"}}, {"tags": {"a`b": "c"}}])
 def test_quotes_are_refused_in_a_sentence(store: MlflowClient, report: dict[str, Any]) -> None:
     with pytest.raises(EquidpError, match="takes no quotes"):
-        compare_tracked_runs(HERE | report)
+        compared(**report)
 
 
 def test_a_mistyped_dataset_is_told_the_nearest(store: MlflowClient) -> None:
     with pytest.raises(EquidpError, match=r"Unknown dataset of tracked runs 'adlt'\. Did you mean 'adult'\?"):
-        compare_tracked_runs(HERE | {"dataset": "adlt"})
+        compared(dataset="adlt")
     with pytest.raises(EquidpError, match=r"No finished run fits .*'dutch'.*: train one first"):
-        compare_tracked_runs(HERE | {"dataset": "dutch"})
+        compared(dataset="dutch")
 
 
 def test_two_names_of_a_dataset_are_refused(store: MlflowClient) -> None:
     with pytest.raises(EquidpError, match=r"report\.dataset is 'digits' and report\.tags\.dataset 'adult'; give one"):
-        compare_tracked_runs(HERE | {"dataset": "digits", "tags": {"dataset": "adult"}})
-    _, table = compare_tracked_runs(HERE | {"dataset": "digits", "tags": {"dataset": "digits"}})
+        compared(dataset="digits", tags={"dataset": "adult"})
+    _, table = compared(dataset="digits", tags={"dataset": "digits"})
     assert len(table) == 3
 
 
 def test_of_several_datasets_none_shows_its_baseline_for_all(store: MlflowClient, sample: Any) -> None:
-    _, table = compare_tracked_runs(HERE)
+    _, table = compared()
     assert "sgd" in set(table["algorithm"])
 
     other = copy.deepcopy(sample.documents["dpsgd"])
     other["baseline"]["overall"]["accuracy"] = 0.25
-    experiment = store.get_experiment_by_name(HERE["experiment"]).experiment_id
+    experiment = store.get_experiment_by_name(HERE).experiment_id
     tags = {"algorithm": "dpsgd", "seed": "0", "private": "true", "dataset": "adult", "raw_fingerprint": "another"}
     run_id = store.create_run(experiment, tags=tags).info.run_id
     store.log_dict(run_id, other, "metrics.json")
     store.log_dict(run_id, sample.privacy["dpsgd"], "privacy.json")
     store.set_terminated(run_id)
-    _, table = compare_tracked_runs(HERE)
+    _, table = compared()
     assert "sgd" not in set(table["algorithm"])
     assert table["cost"].notna().all()

@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from equidp.system.network import attempt, first_line, timeout
+from equidp.errors import first_line
+from equidp.system.network import attempt, timeout
 
 
 def fail(error: Exception):

@@ -20,8 +20,9 @@ from equidp.data.sources import source
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.evaluation import multilabel, ordinal
+from equidp.evaluation.intervals import mean_interval
 from equidp.evaluation.metrics import cost_of_privacy, flat_metrics, metrics_document
-from equidp.evaluation.regression import evaluate, mean_interval
+from equidp.evaluation.regression import evaluate
 from equidp.models import build_model
 from equidp.models.weights import load_weights, network_of
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings, resolve

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import dp_accounting as dp
 from dp_accounting import pld, rdp
@@ -31,13 +31,15 @@ logger = logging.getLogger(__name__)
 TIGHTENING, TIGHTENINGS = 0.998, 6
 """Steps in which a noise multiplier found by the coarse discretisation is lowered by the fine one."""
 
+ENOUGH = 0.99
+"""Of the target: a noise that comes to less is looked for anew."""
+
 SAID_AFTER = 10.0
 """Seconds of solving until a log says that it goes on; then whenever as many have passed again."""
 
 LARGE_NOISE = 1e3
 """Stands for "infinite gradient noise" when asking what the side releases cost on their own: far larger values push
 Rényi divergences below the rounding error, where no accountant can be trusted."""
-
 
 MOST_NOISE = 1e6
 """Beyond this no noise is looked for."""
@@ -54,15 +56,16 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
     Raises:
         EquidpError: where the target cannot be met even with infinite gradient noise, naming what it costs.
     """
-    begun, told = time.monotonic(), [SAID_AFTER]
+    begun, due = time.monotonic(), SAID_AFTER
     # a schedule of many different events takes a minute: a terminal shows that it goes on, a log says so
     with tqdm(desc=f"noise for ε = {target:g}", unit="evaluation", delay=2, leave=False, disable=None) as progress:
 
         def counted(noise: float) -> Sequence[Event]:
+            nonlocal due
             progress.update()
             events = events_for(noise)
-            if progress.disable and (taken := time.monotonic() - begun) > told[-1]:
-                told.append(2 * taken)
+            if progress.disable and (taken := time.monotonic() - begun) > due:
+                due = 2 * taken
                 message = "Solving for the noise that ε = %g needs, with %d different events: %.0f s so far."
                 logger.info(message, target, len(canonical(events)), taken)
             return events
@@ -73,50 +76,75 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
 def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
     _refuse_unreachable(events_for, target, delta)
 
-    def solve(
-        make: Callable[[], dp.PrivacyAccountant], bracket: tuple[float, float], tol: float, within: float
-    ) -> float:
-        with orders_left_out_in_silence():
-            return dp.calibrate_dp_mechanism(
-                make,
-                lambda noise: dp.ComposedDpEvent([e.as_dp_event() for e in canonical(events_for(noise))]),
-                target,
-                within,
-                dp.ExplicitBracketInterval(*bracket),
-                tol=tol,
-            )
-
     def finely(noise: float) -> float:
         return epsilon(events_for(noise), delta).value
 
-    if live_epsilon(events_for(MOST_NOISE), delta) > target:  # its largest order says as much of no divergence at all
-        return smallest_noise(finely, target)
+    proposed = None
+    if live_epsilon(events_for(MOST_NOISE), delta) <= target:  # else its largest order says as much of no divergence
+        proposed = _proposed(events_for, target, delta)
+    if proposed is not None:
+        noise, least = proposed
+        if least <= finely(noise) <= target:
+            return noise
+    return smallest_noise(finely, target)
+
+
+def _proposed(
+    events_for: Callable[[float], Sequence[Event]], target: float, delta: float
+) -> tuple[float, float] | None:
+    """A noise by the tighter of the two bounds, and the ε below which it would be more than needed; None without one.
+
+    That ε is 0 where the bound itself says that no less noise meets the target.
+    """
     low, high = _bracket(lambda noise: live_epsilon(events_for(noise), delta), target)
-    least = 0.99 * target
-    if pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) > target:  # RDP is tighter here, or PLD's grid too coarse
-        try:
-            found = solve(rdp.RdpAccountant, (low, 2 * high), tol=high * 1e-5, within=delta)
-        except ValueError:  # so small an ε that rounding leaves nothing of a Rényi divergence
-            return smallest_noise(finely, target)
-    else:
-        met = high
-        while pld_epsilon(events_for(0.9 * met), delta, SEARCH_INTERVAL) <= target:
-            met *= 0.9
-        coarse = None
-        with suppress(ValueError):  # PLD is still below the target where it comes to its limit: nothing brackets it
-            coarse = solve(
-                lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL),
-                (0.9 * met, high),
-                tol=high * 5e-4,
-                within=delta - rounded_away(canonical(events_for(high))),
-            )
-        if coarse is None or math.isinf(pld_epsilon(events_for(coarse), delta, SEARCH_INTERVAL)):
-            found, least = min(met, smallest_noise(lambda noise: rdp_epsilon(events_for(noise), delta), target)), 0.0
-        else:
-            found = tightened(events_for, coarse, target, delta)
-            if found > coarse * TIGHTENING ** (TIGHTENINGS - 0.5):  # it came to the target
-                least = 0.0
-    return found if least <= finely(found) <= target else smallest_noise(finely, target)
+    if pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) <= target:
+        return _proposed_by_pld(events_for, target, delta, high)
+    # RDP is tighter here, or PLD's grid too coarse
+    found = _searched(events_for, rdp.RdpAccountant, (low, 2 * high), target, delta, tol=high * 1e-5)
+    return None if found is None else (found, ENOUGH * target)
+
+
+def _proposed_by_pld(
+    events_for: Callable[[float], Sequence[Event]], target: float, delta: float, high: float
+) -> tuple[float, float]:
+    """As `_proposed`, where PLD says that the noise `high` meets the target."""
+    met = high
+    while pld_epsilon(events_for(0.9 * met), delta, SEARCH_INTERVAL) <= target:
+        met *= 0.9
+    within = delta - rounded_away(canonical(events_for(high)))
+    coarsely = partial(pld.PLDAccountant, value_discretization_interval=SEARCH_INTERVAL)
+    coarse = _searched(events_for, coarsely, (0.9 * met, high), target, within, tol=high * 5e-4)
+    if coarse is None or math.isinf(pld_epsilon(events_for(coarse), delta, SEARCH_INTERVAL)):
+        return min(met, smallest_noise(lambda noise: rdp_epsilon(events_for(noise), delta), target)), 0.0
+    found = tightened(events_for, coarse, target, delta)
+    came_to_target = found > coarse * TIGHTENING ** (TIGHTENINGS - 0.5)
+    return found, 0.0 if came_to_target else ENOUGH * target
+
+
+def _searched(
+    events_for: Callable[[float], Sequence[Event]],
+    make: Callable[[], dp.PrivacyAccountant],
+    bracket: tuple[float, float],
+    target: float,
+    delta: float,
+    *,
+    tol: float,
+) -> float | None:
+    """The noise that dp_accounting's own search finds; None where the bracket holds none.
+
+    So it is where rounding leaves nothing of so small a Rényi divergence, and where PLD comes to its limit and is still
+    below the target.
+    """
+    with orders_left_out_in_silence(), suppress(ValueError):
+        return dp.calibrate_dp_mechanism(
+            make,
+            lambda noise: dp.ComposedDpEvent([e.as_dp_event() for e in canonical(events_for(noise))]),
+            target,
+            delta,
+            dp.ExplicitBracketInterval(*bracket),
+            tol=tol,
+        )
+    return None
 
 
 def _refuse_unreachable(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> None:

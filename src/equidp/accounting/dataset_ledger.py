@@ -264,8 +264,8 @@ def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, floa
         own = list(of)
         so_far += own
         first, alike = own[0], [entry for entry in so_far if entry.unit == own[0].unit]
-        told = " ".join((f"{first.what} of {first.algorithm}", *(f"on {name}" for name in first.data[:1]), f"({run})"))
-        rows.append((told, total_epsilon(alike, delta), first.secure, first.unit))
+        title = " ".join((f"{first.what} of {first.algorithm}", *(f"on {name}" for name in first.data[:1]), f"({run})"))
+        rows.append((title, total_epsilon(alike, delta), first.secure, first.unit))
     return rows
 
 

@@ -188,9 +188,9 @@ def codes(
         return str(unknown_name(f"category in {at}", given, declared.texts))
 
     if (bad := found < 0).any():
-        told = column.iloc[first := int(np.argmax(bad))]
-        unknown = found[first] != SEVERAL and not _is_absent(told, {""})
-        more = _others(column[found == -1], told, "which are unknown too") if unknown else ""
+        named = column.iloc[first := int(np.argmax(bad))]
+        unknown = found[first] != SEVERAL and not _is_absent(named, {""})
+        more = _others(column[found == -1], named, "which are unknown too") if unknown else ""
         raise RefusedCellsError(column, said, bad, more)
     return torch.from_numpy(found)
 
@@ -310,10 +310,10 @@ def number_in(text: str) -> Decimal | None:
     return number if number.is_finite() else None
 
 
-def _others(invalid: pd.Series, told: object, what: str) -> str:
-    """A further sentence on the distinct values beside the one that is told, so that one run finds all; or nothing."""
+def _others(invalid: pd.Series, named: object, what: str) -> str:
+    """A further sentence on the distinct values beside the one that is named, so that one run finds all; or nothing."""
     texts = list(dict.fromkeys(as_written(value) for value in invalid if not _is_absent(value, {""})))
-    others = [text for text in texts if text != as_written(told)]
+    others = [text for text in texts if text != as_written(named)]
     more = f" and {len(others) - SHOWN:,} more" if len(others) > SHOWN else ""
     return f" Other rows hold {', '.join(others[:SHOWN])}{more}, {what}." if others else ""
 

@@ -123,6 +123,9 @@ class Membership:
         return self.units if by_unit else self.records
 
 
+TEST_PART = 1
+"""`Records.part` of a test record."""
+
 OPTIONAL = ("part", "unit", "identity", "unit_identity")
 """Columns of Records that not every data set has."""
 

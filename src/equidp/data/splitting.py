@@ -24,10 +24,8 @@ from equidp.data.membership import (
     label_of,
     numbers,
 )
-from equidp.data.records import Membership, Records, Split
+from equidp.data.records import TEST_PART, Membership, Records, Split
 from equidp.errors import EquidpError
-
-TEST_PART = 1
 
 
 def split(

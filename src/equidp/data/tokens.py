@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
 from equidp.system.extras import extra
-from equidp.system.network import first_line
 
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
 BATCH = 1000

@@ -1,12 +1,13 @@
-"""Intervals of one run's accuracies: how much they depend on which records happen to be in the test part.
+"""Intervals of one run's figures: how much they depend on which records happen to be in the test part.
 
-In a group of 73 test records a single one changes the accuracy by more than a per cent. The interval shows this: 95 %
+In a group of 73 test records a single one changes an accuracy by more than a per cent. The interval shows this: 95 %
 over test parts of that size drawn from the same people, for the model as it is. It does not include that another seed
 would train another model; `seeds.py` does. Each interval holds at 95 % by itself: of twenty, one is expected to miss.
 
 Of an accuracy it is Wilson's score interval. Of a difference of two models' accuracies on the same records, where they
 are right and wrong together most of the time, it is Newcombe's (Statistics in Medicine 17, 1998, pages 2635 to 2650,
-method 10), made of the two Wilson intervals and the correlation.
+method 10), made of the two Wilson intervals and the correlation. Of a mean of errors, or of their differences, it is
+mean ± t·s/√n with records of one unit added up first, so that units are the independent observations.
 
 Several records of one unit (a patient's visits) carry less information than the same number of units. As in survey
 sampling (Kish 1965) they count as n/D records, D being the variance of the share over whole units divided by that over
@@ -51,6 +52,28 @@ def difference_interval(right: NDArray[np.bool_], right_before: NDArray[np.bool_
     low = below[0] ** 2 - 2 * correlation * below[0] * above[1] + above[1] ** 2
     high = above[0] ** 2 - 2 * correlation * above[0] * below[1] + below[1] ** 2
     return [difference - math.sqrt(low), difference + math.sqrt(high)]
+
+
+def mean_interval(values: NDArray, units: NDArray, *, least: float = -math.inf, most: float = math.inf) -> Pair | None:
+    """Interval of the mean of `[n]` values; None with fewer than two units, or with a value that is not finite.
+
+    It is cut to where a mean can be, from `least` to `most`.
+
+    None, too, where all values agree but for rounding, as errors in ranks often do: they have no spread, and an
+    interval without a width would say that other records agree as well.
+
+    Of units of several records the mean is a ratio of sums, and its variance that of the units' residual sums.
+    """
+    _, owners = np.unique(units, return_inverse=True)
+    if not len(values) or not np.isfinite(values).all() or np.ptp(values) <= 1e-9 * np.abs(values).max():
+        return None
+    mean = float(values.mean())
+    sums = np.bincount(owners, weights=values - mean)
+    if (count := len(sums)) < 2:
+        return None
+    spread = math.sqrt(count / (count - 1) * float((sums**2).sum())) / len(values)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread
+    return [max(least, mean - half), min(most, mean + half)]
 
 
 def per_group(

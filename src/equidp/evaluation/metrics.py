@@ -73,11 +73,11 @@ def evaluate(
     measured = by_group(_figures(scores, predicted, labels), len(labels), groups, METRICS)
     label = positive_label(classes, positive)
     rates, ends = ({}, {}) if label is None else group_rates(predicted, labels, groups, label, units=units)
-    positives, told = range(len(classes)) if label is None else [label], measured["groups"]
+    positives, by_grouping = range(len(classes)) if label is None else [label], measured["groups"]
     return {
         **measured,
         "disparity": {
-            grouping: disparity(predicted, labels, ids, positives, _numbers(telling(told[grouping]), names))
+            grouping: disparity(predicted, labels, ids, positives, _numbers(telling(by_grouping[grouping]), names))
             for grouping, (ids, names) in groups.items()
             if not within_classes(grouping)
         },

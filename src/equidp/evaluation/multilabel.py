@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn import metrics as sk
 
-from equidp.evaluation.intervals import Groups, per_group
+from equidp.evaluation.intervals import Groups, mean_interval, per_group
 from equidp.evaluation.live import live_row
 from equidp.evaluation.metrics import by_group, figures_of
-from equidp.evaluation.regression import mean_interval
 
 METRICS = ("label_accuracy", "macro_auroc", "exact_match", "loss")
 LABEL_METRICS = ("accuracy", "auroc")

@@ -7,7 +7,7 @@ all are right. The loss is the mean binary cross-entropy, in nats, of "is above 
 last. scikit-learn computes them inside Fairlearn's frame. All are None where a probability is not finite, kappa also
 where the records are of one class.
 
-Intervals are over test records (`regression.mean_interval`), of the errors in ranks and of their differences.
+Intervals are over test records (`mean_interval`), of the errors in ranks and of their differences.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn import metrics as sk
 
-from equidp.evaluation.intervals import Groups, per_group
+from equidp.evaluation.intervals import Groups, mean_interval, per_group
 from equidp.evaluation.live import live_row
 from equidp.evaluation.metrics import Figures, by_group, figures_of
-from equidp.evaluation.regression import mean_interval
 
 METRICS = ("mae", "accuracy", "within_one", "kappa", "loss")
 

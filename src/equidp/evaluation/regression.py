@@ -5,8 +5,8 @@ mean (the bias: positive where predictions are too high); and R², the share of 
 scikit-learn computes them inside Fairlearn's frame. A figure is None where a prediction is not finite, and R² where
 there are fewer than two records or the truth does not vary.
 
-Intervals are over test records, at 95 %: mean ± t·s/√n, of the absolute errors, and of their differences between two
-models on the same records. Records of one unit are added up first, so that units are the independent observations.
+Intervals are over test records (`mean_interval`), of the absolute errors, and of their differences between two models
+on the same records.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 from sklearn import metrics as sk
 
-from equidp.evaluation.intervals import CONFIDENCE, Groups, Pair, per_group
+from equidp.evaluation.intervals import Groups, mean_interval, per_group
 from equidp.evaluation.live import live_row
 from equidp.evaluation.metrics import by_group, figures_of
 
@@ -70,25 +69,3 @@ def live(predicted: NDArray, truth: NDArray, groups: Groups) -> dict[str, float]
     """`test/mae` and `test/mae/<grouping>:<group>`; figures that are not finite are left out."""
     errors = np.abs(np.asarray(predicted, dtype=np.float64) - truth)
     return {name: value for name, value in live_row("mae", errors, groups).items() if math.isfinite(value)}
-
-
-def mean_interval(values: NDArray, units: NDArray, *, least: float = -math.inf, most: float = math.inf) -> Pair | None:
-    """Interval of the mean of `[n]` values; None with fewer than two units, or with a value that is not finite.
-
-    It is cut to where a mean can be, from `least` to `most`.
-
-    None, too, where all values agree but for rounding, as errors in ranks often do: they have no spread, and an
-    interval without a width would say that other records agree as well.
-
-    Of units of several records the mean is a ratio of sums, and its variance that of the units' residual sums.
-    """
-    _, owners = np.unique(units, return_inverse=True)
-    if not len(values) or not np.isfinite(values).all() or np.ptp(values) <= 1e-9 * np.abs(values).max():
-        return None
-    mean = float(values.mean())
-    sums = np.bincount(owners, weights=values - mean)
-    if (count := len(sums)) < 2:
-        return None
-    spread = math.sqrt(count / (count - 1) * float((sums**2).sum())) / len(values)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread
-    return [max(least, mean - half), min(most, mean + half)]

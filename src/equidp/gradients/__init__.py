@@ -5,9 +5,13 @@
 - `layers`: one rule for each kind of layer; `volumes`: for Conv3d and transposed convolutions; `libraries`: for timm's
   and transformers' own; `sites`: which layer has which. `rewriting`: attention and recurrence made of
   layers with rules. `products`, `convolutions`, `lookups`: what the rules are made of; `terms`: what these have in
-  common; `units`: means over a unit's records; `windows`: what a convolution sees.
-- `rounding`, `precision`: why no norm comes out too small. `refusals`: models that cannot be private.
-- `compiled`: kernels for the CPU. Nothing else knows whether there are any.
+  common; `units`: means over a unit's records; `windows`: what a convolution sees; `standardised`: convolutions by
+  weights that are standardised first.
+- `rounding`, `precision`: why no norm comes out too small. `refusals`: models that cannot be private; `misfit`: those
+  that fail on what they are given.
+- `compiled`: kernels for the CPU. Nothing else knows whether there are any. `kernels`: those for a GPU, and `fused`:
+  who may use them. `together`: there, norms and sums of all parameters at once.
+- `shape`, `memory`: how many rows a pass has on a GPU. `layout`: what a model is for a while.
 - `losses`: per-record losses. `workspace`: memory that is used again from step to step.
 - `probe`: the first batch is computed in two ways, and a wrong gradient is refused.
 - `recording`: a step recorded once and replayed on CUDA. It and the probe know `bookkeeping`, not the engine.

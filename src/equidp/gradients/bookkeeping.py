@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.layers import LOOKING, Call, fallback
+from equidp.gradients.layers import Call, fallback
 from equidp.gradients.layout import channels_last, convolutions_for
 from equidp.gradients.losses import KnowsGradient, Loss
 from equidp.gradients.precision import refuse_autocast
 from equidp.gradients.refusals import BATCH_NORMS, Untrained, refuse_batch_statistics, refuse_mixing, refuse_unfit
-from equidp.gradients.sites import Site, sites
+from equidp.gradients.sites import READ_VALUES, Site, sites
 from equidp.gradients.tape import Tape
 from equidp.gradients.terms import Gradients, Shared, Term
 from equidp.gradients.together import Together
@@ -72,7 +72,7 @@ class BookKeeping:
         self.batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]
         self._convolutions = convolutions_for(model)
         # autocast would give the loss half precision, and some rules want the parameters' values
-        alone = len(self.sites) == 1 and self.sites[0].rule not in LOOKING
+        alone = len(self.sites) == 1 and self.sites[0].rule not in READ_VALUES
         self._closed = alone and precision == "float32" and isinstance(loss, KnowsGradient)
         self._sizes = [p.numel() for p in self.parameters]
         self.dimension = sum(self._sizes)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from equidp.errors import first_line
 from equidp.gradients import rounding
 from equidp.gradients.windows import Kernel
 
@@ -45,8 +46,8 @@ def _tried(device: torch.device) -> ModuleType | None:
         if off := differing(kernels, device):
             raise ArithmeticError(f"{off} differ from torch's")
     except Exception as error:  # whatever a compiler, a driver or a card has against them
-        reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-        logger.warning("Norms are taken by torch's operations, as Triton's kernels do not run here (%s).", reason)
+        why = "Norms are taken by torch's operations, as Triton's kernels do not run here (%s)."
+        logger.warning(why, first_line(error))
         return None
     return kernels
 

@@ -433,9 +433,9 @@ def _silence(values, finite, stride, length, PIECE: tl.constexpr, BLOCK: tl.cons
 
 def silence(values: Tensor, finite: Tensor) -> None:
     """Put zeros into the rows of `[b, n]` where `[b]` says that a record's norm is not finite."""
-    (records, length), told = values.shape, finite.view(torch.int8)
+    (records, length), flags = values.shape, finite.view(torch.int8)
     launch(
-        _silence, values, (-(-length // PIECE), records), values, told, values.stride(0), length,
+        _silence, values, (-(-length // PIECE), records), values, flags, values.stride(0), length,
         PIECE=PIECE, BLOCK=BLOCK,
     )  # fmt: skip
 

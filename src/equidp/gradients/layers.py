@@ -35,7 +35,7 @@ class Call:
     Attributes:
         inputs: its positional arguments, `[b, …]` each, detached.
         backprop: gradient of the summed losses at its output, `[b, …]`, already scaled by the iterate's coefficient.
-        parameters: the trainable parameters' values during this call (only rules that are `LOOKING` need them).
+        parameters: the trainable parameters' values during this call (kept for the rules of `sites.READ_VALUES` alone).
     """
 
     inputs: tuple[Tensor, ...]
@@ -278,7 +278,3 @@ def _vjp_per_record(layer: nn.Module, call: Call) -> dict[str, Tensor]:
 
     inputs = [exact(x) if x.is_floating_point() else x for x in call.inputs]  # as the parameters are
     return torch.func.vmap(one, randomness="error")(exact(call.backprop), *inputs)
-
-
-LOOKING = (fallback, standardised_convolution)
-"""Rules that read the parameters' values during a call."""

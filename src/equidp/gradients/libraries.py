@@ -6,7 +6,6 @@ rule of it. What such a layer computes is what stands here; the probe compares b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -108,6 +107,3 @@ NAMED: dict[str, Rule] = {
     "timm.layers.conv2d_same.Conv2dSame": same_convolution,
     "timm.layers.layer_scale.LayerScale": layer_scale,
 }
-
-NEED_PARAMETERS: frozenset[Callable[[Page], dict[str, Term]]] = frozenset({batch_norm_act})
-"""Rules that ask for the parameters as they were in a call."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from equidp.gradients.layout import evaluating
 from equidp.gradients.shape import public_rows
 
 SHARE = 0.6
@@ -40,13 +41,8 @@ def kept_per_record(model: nn.Module, features: Tensor) -> int:
         model: on the device of the features, its parameters still asking for gradients.
         features: `[n, …]`, of which none is looked at: the passes are of zeros.
     """
-    modes = [(layer, layer.training) for layer in model.modules()]
-    model.eval()  # so that no statistic moves, and nothing is drawn
-    try:
+    with evaluating(model):  # so that no statistic moves, and nothing is drawn
         one, three = (_kept(model, features.new_zeros(records, *features.shape[1:])) for records in (1, 3))
-    finally:
-        for layer, training in modes:
-            layer.training = training
     return -(-(three - one) // 2)
 
 

@@ -11,7 +11,7 @@ from equidp.errors import EquidpError, shortened
 from equidp.gradients.bookkeeping import BookKeeping
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
-"""What torch and models raise where they are given something that they do not take."""
+"""What torch and models raise of records that they do not take, or where a model's author has made a mistake."""
 
 
 def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: Tensor) -> NoReturn:

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
-from equidp.gradients.misfit import halved_by_itself
+from equidp.gradients.layout import evaluating
+from equidp.gradients.misfit import FAILURES, halved_by_itself
 from equidp.gradients.precision import as_precise_as_norms
 from equidp.gradients.refusals import changed, same
 from equidp.system.threads import GLOBAL_RANDOM
@@ -112,7 +113,7 @@ def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed
     varied = _varied(features)
     try:
         passes.norms(varied, labels)
-    except (RuntimeError, IndexError, ValueError, AssertionError):  # the model takes no such records
+    except FAILURES:  # the model takes no such records
         varied = features
     _compare_beside(passes, varied, labels, seed)
     with _undrawn(passes, varied, labels, seed) as together:
@@ -138,7 +139,7 @@ def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed:
     if not _changed_beside(passes, features, labels, seed, apart):
         return
     if _draws(passes, features, labels, seed):
-        with _evaluating(passes.model):
+        with evaluating(passes.model):
             by_chance = not _changed_beside(passes, features, labels, seed, apart)
         if by_chance:
             raise EquidpError(
@@ -163,7 +164,7 @@ def _changed_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed:
 @contextlib.contextmanager
 def _undrawn(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> Iterator[Tensor | None]:
     """Norms of the model as it draws no random numbers, which are others elsewhere; None where it always draws some."""
-    with _evaluating(passes.model) if _draws(passes, features, labels, seed) else contextlib.nullcontext():
+    with evaluating(passes.model) if _draws(passes, features, labels, seed) else contextlib.nullcontext():
         first, second = (_norms(passes, features, labels, seed + draw) for draw in (0, 1))
         yield first if _close(passes, first, second) else None
 
@@ -221,18 +222,6 @@ def _by_autograd(
 def _norms(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> Tensor:
     _reseed(passes, seed)
     return passes.norms(features, labels, owners=owners)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """For a while, the model as it is when it is not trained; every layer's own mode comes back."""
-    modes = [(layer, layer.training) for layer in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for layer, training in modes:
-            layer.training = training
 
 
 def _reseed(passes: BookKeeping, seed: int) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol, Unpack
 import torch
 from torch import Tensor
 
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
 from equidp.gradients.bookkeeping import Asked, BookKeeping
 from equidp.gradients.probe import TOLERANCE
 from equidp.system.threads import GLOBAL_RANDOM
@@ -184,9 +184,8 @@ class Recordings:
             try:
                 self._made = Recording(self._passes, self._new_recorder(), features, labels)
             except RuntimeError as error:
-                reason = str(error).strip().partition("\n")[0]
                 raise EquidpError(
-                    f"The model's passes cannot be recorded as CUDA graphs ({reason}): {REMEDY}"
+                    f"The model's passes cannot be recorded as CUDA graphs ({first_line(error)}): {REMEDY}"
                 ) from error
         return self._made
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -18,29 +19,45 @@ from equidp.errors import EquidpError
 logger = logging.getLogger(__name__)
 
 
-def rewritten(model: nn.Module) -> nn.Module:
+def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:
     """The model with every trained attention and recurrence replaced, in place where it lies deeper; the log says so.
 
+    Args:
+        model: any module.
+        frozen: also replace what is not trained.
+
     Raises:
-        EquidpError: for settings that the replacements do not have.
+        EquidpError: for settings and parameters that the replacements do not have.
     """
-    if (replace := REPLACEMENTS.get(type(model))) and _trained(model):
-        return replace(model, "model")
-    for path, layer in list(model.named_modules()):
+    if (replace := REPLACEMENTS.get(type(model))) and (frozen or _trained(model)):
+        return replace(model, "model").train(model.training)
+    made: dict[nn.Module, nn.Module] = {}
+    for path, layer in list(model.named_modules(remove_duplicate=False)):
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False  # that way it would read the weights of the attention itself
-        if (replace := REPLACEMENTS.get(type(layer))) and _trained(layer):
-            model.set_submodule(path, replace(layer, path))
-            logger.info(
-                "Layer %r (%s) is rewritten from Linear layers, which compute the same and show every gradient.",
-                path,
-                type(layer).__name__,
-            )
+        if (replace := REPLACEMENTS.get(type(layer))) and (frozen or _trained(layer)):
+            if layer not in made:
+                made[layer] = replace(layer, path).train(layer.training)
+                logger.info(
+                    "Layer %r (%s) is rewritten from Linear layers, which compute the same and show every gradient.",
+                    path,
+                    type(layer).__name__,
+                )
+            model.set_submodule(path, made[layer])
     return model
 
 
 def _trained(layer: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def _refuse_others(layer: nn.Module, weights: Iterable[Tensor | None], name: str) -> None:
+    """Refuse a layer with other parameters than its weights: they would be lost, and not be trained."""
+    if set(layer.parameters()) != {weight for weight in weights if weight is not None}:
+        raise EquidpError(
+            f"Layer {name!r} ({type(layer).__name__}) has other parameters than torch's own, which would be lost where "
+            "it is rewritten from Linear layers: take off what added them (weight_norm, prune, an adapter)."
+        )
 
 
 class Attention(nn.Module):
@@ -54,8 +71,9 @@ class Attention(nn.Module):
         if layer.bias_k is not None or layer.add_zero_attn:
             raise EquidpError(f"Layer {name!r} (MultiheadAttention): leave add_bias_kv and add_zero_attn out.")
         self.num_heads, self.batch_first, self.dropout = layer.num_heads, layer.batch_first, layer.dropout
-        whole = layer.in_proj_weight
-        given = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight) if whole is None else whole.chunk(3)
+        whole, parts = layer.in_proj_weight, (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+        _refuse_others(layer, (whole, *parts, layer.in_proj_bias, layer.out_proj.weight, layer.out_proj.bias), name)
+        given = parts if whole is None else whole.chunk(3)
         biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
         self.query, self.key, self.value = (_linear(w, b) for w, b in zip(given, biases, strict=True))
         self.outward = _linear(layer.out_proj.weight, layer.out_proj.bias)
@@ -104,6 +122,7 @@ class Recurrence(nn.Module):
         super().__init__()
         if layer.proj_size:
             raise EquidpError(f"Layer {name!r} ({type(layer).__name__}): leave proj_size out.")
+        _refuse_others(layer, chain.from_iterable(layer.all_weights), name)
         self.hidden, self.batch_first, self.dropout = layer.hidden_size, layer.batch_first, layer.dropout
         self.gated = isinstance(layer, nn.GRU)
         self.directions = 2 if layer.bidirectional else 1

@@ -57,6 +57,9 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Embedding: embedding,
 }
 
+READ_VALUES = frozenset({fallback, standardised_convolution, libraries.batch_norm_act})
+"""Rules that read the parameters' values during a call; for others none are kept."""
+
 
 def rule_for(layer: nn.Module) -> Rule | None:
     """The rule of a layer's class, or of the class whose `forward` it inherits unchanged; None where there is none."""

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.errors import EquidpError
-from equidp.gradients.layers import LOOKING, Call, embedding
-from equidp.gradients.libraries import NEED_PARAMETERS
-from equidp.gradients.sites import Site, held
+from equidp.gradients.layers import Call, embedding
+from equidp.gradients.sites import READ_VALUES, Site, held
 
 
 class Tape:
@@ -119,5 +118,4 @@ def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) 
 
 
 def _snapshot(site: Site) -> dict[str, Tensor]:
-    wanted = site.rule in LOOKING or site.rule in NEED_PARAMETERS
-    return {k: p.detach() for k, p in site.parameters.items()} if wanted else {}
+    return {k: p.detach() for k, p in site.parameters.items()} if site.rule in READ_VALUES else {}

@@ -39,7 +39,7 @@ RELEASE = "release"
 RELEASED = "metrics_release"
 """Figures with noise, by the catalog's name; a run that was asked for none has none."""
 
-SAID = (*ARTIFACTS, RELEASED, RELEASE)
+RESULTS = (*ARTIFACTS, RELEASED, RELEASE)
 """Results that describe a model: they are removed before a new model replaces it."""
 
 LOCK = "run.lock"
@@ -230,7 +230,7 @@ class GuardHook:
 
     def _remove_earlier(self, name: str) -> None:
         """Remove what an earlier run has said of its model, and say so where somebody may miss it."""
-        kinds = (*SAID, "choice", "trials") if name == "tuned" else SAID
+        kinds = (*RESULTS, "choice", "trials") if name == "tuned" else RESULTS
         said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in kinds)}
         # a baseline comes with every run, and of its figures no more than a run makes is missed
         missed = (path for stale, path in said.items() if name != BASELINE or stale not in self._made)
@@ -375,7 +375,7 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
 
 def _refuse_lossy_catalog(pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Refuse a catalog of the user's own in which results are not files each: they are read again, and logged."""
-    kinds = [f"{algorithm}.{kind}" for algorithm in algorithms_in(pipeline) for kind in ("model", *SAID)]
+    kinds = [f"{algorithm}.{kind}" for algorithm in algorithms_in(pipeline) for kind in ("model", *RESULTS)]
     places: dict[str, str] = {}
     for name in [*kinds, *(name for names in SHARED_ARTIFACTS.values() for name in names)]:
         entry = _entry(catalog, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from kedro.config import AbstractConfigLoader
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from equidp.accounting.plan import Plan
@@ -35,6 +36,7 @@ from equidp.hooks.guard import (
 )  # fmt: skip
 from equidp.mechanism.device import choose_device
 from equidp.options import dotted
+from equidp.parameters import concerning
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.headlines import headline_metrics, overall
 from equidp.reporting.statement_sections import delta_text, epsilon_text
@@ -54,8 +56,6 @@ NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "r
 
 LONGEST_NAME = 250
 """In the databases that MLflow can be given."""
-
-SHARED_SETTINGS = ("data", "model", "privacy", "training")
 
 
 class RunRecorder:
@@ -103,27 +103,31 @@ class RunRecorder:
             self._describe(run_params, pipeline)
 
     def _describe(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
-        active, algorithms, names = mlflow.active_run(), algorithms_in(pipeline), names_of(run_params)
+        active = mlflow.active_run()
         assert active is not None
-        row = active.data.tags.get(ROW)
         mlflow.set_tags({name: value for name, value in run_params.items() if value})
         mlflow.set_tag("kedro_command", self._command(run_params))
         if owner := special(pipeline):
-            audited = self._parameters["audited"]["algorithm"]
-            mlflow.set_tags({"mlflow.runName": f"{owner} {self._run_name(audited)}", **self._tags(audited)})
-            runs.open_run(owner, active.info.run_id)
-            settings = self._settings_of(BASELINE, more=("resume", owner, "audited"))
-            varied = dotted(self._parameters["tune"]["grid"]) if owner == TUNE else {}
-            # of these the choice is told, as `chosen.…`
-            runs.log_params(owner, {name: value for name, value in settings.items() if name not in varied})
-            return
-        if not algorithms:
-            return
+            self._describe_special(owner, active)
+        elif algorithms := algorithms_in(pipeline):
+            self._describe_trainings(algorithms, names_of(run_params), active)
+
+    def _describe_special(self, owner: str, active: Run) -> None:
+        """The one run of a tuning or an audit."""
+        audited = self._parameters["audited"]["algorithm"]
+        mlflow.set_tags({"mlflow.runName": f"{owner} {self._run_name(audited)}", **self._tags(audited)})
+        runs.open_run(owner, active.info.run_id)
+        settings = self._settings_of(BASELINE, more=("resume", owner, "audited"))
+        left_out = varied_names(self._parameters) if owner == TUNE else ()
+        runs.log_params(owner, {name: value for name, value in settings.items() if name not in left_out})
+
+    def _describe_trainings(self, algorithms: Sequence[str], names: Sequence[str], active: Run) -> None:
+        """The run of a single algorithm, or those of several below the pipeline's own."""
         mlflow.set_tags(self._tags(None))
         if len(names) == 1 and names[0] in algorithms:
             algorithms = (names[0],)
             runs.open_run(names[0], active.info.run_id)
-            mlflow.set_tag("mlflow.runName", self._run_name(names[0], row))
+            mlflow.set_tag("mlflow.runName", self._run_name(names[0], active.data.tags.get(ROW)))
         else:
             mlflow.set_tag("mlflow.runName", self._run_name("+".join(algorithms)))
             for name in algorithms:
@@ -231,10 +235,8 @@ class RunRecorder:
         return " ".join(["kedro run", *words, *([f"--params={settings}"] if settings else [])])
 
     def _settings_of(self, *algorithms: str, more: tuple[str, ...]) -> dict[str, Any]:
-        """By dotted name: the shared settings, the algorithms' options and the baseline's, and more blocks."""
-        shared = {name: self._parameters[name] for name in ("dataset", "seed", *SHARED_SETTINGS, *more)}
-        own = {f"{name}.options": self._parameters[name]["options"] for name in dict.fromkeys((BASELINE, *algorithms))}
-        return dotted(shared | own, empty=True)
+        """By dotted name."""
+        return dotted(concerning(self._parameters, algorithms, *more), empty=True)
 
     def _tags(self, algorithm: str | None) -> dict[str, Any]:
         shared = {
@@ -247,6 +249,14 @@ class RunRecorder:
             del shared["seed"]
         given = {"algorithm": algorithm, "run_label": self._parameters["run_label"]}
         return shared | {name: value for name, value in given.items() if value}
+
+
+def varied_names(parameters: Mapping[str, Any]) -> set[str]:
+    """Names of the settings that a tuning varies, as they are logged; of these the choice is logged, as `chosen.…`."""
+    names = dotted(parameters["tune"]["grid"]) | dotted(parameters["tune"]["box"])
+    own = f"{parameters['audited']['algorithm']}."
+    options = (name.removeprefix(own).removeprefix("options.") for name in names if name.startswith(own))
+    return {*names, *(f"audited.options.{option}" for option in options)}
 
 
 def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, Any], row: str | None = None) -> str:
@@ -332,10 +342,10 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any], *, inside: bo
     main = task.main
     value = metrics["overall"][main]
     shown = "undefined" if value is None else figure_text(value, 4)
-    told = f"{metrics.get('evaluated_on', 'test')} {METRIC_TITLES[main]} {shown}"
+    figure = f"{metrics.get('evaluated_on', 'test')} {METRIC_TITLES[main]} {shown}"
     stays = "; exact figures stay inside, as nonprivate/…."
     if not privacy["private"]:
-        return f"Not private{stays}" if inside else f"Not private; {told}."
+        return f"Not private{stays}" if inside else f"Not private; {figure}."
     cost = metrics["cost_of_privacy"]["overall"][main]
     mode = "" if privacy["secure"] else ", research mode"
     mode += ", test records decided on steps and have no ε" if privacy.get("test_records_decide") else ""
@@ -347,4 +357,4 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any], *, inside: bo
         if cost is None
         else f"cost of privacy {figure_text(cost, 4, '+')}"
     )
-    return f"{epsilon}; {told}, {against}."
+    return f"{epsilon}; {figure}, {against}."

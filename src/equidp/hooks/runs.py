@@ -30,7 +30,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 from mlflow.utils.time import get_current_time_millis
-from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
+from mlflow.utils.validation import (
+    MAX_ENTITY_KEY_LENGTH,
+    MAX_METRICS_PER_BATCH,
+    MAX_PARAM_VAL_LENGTH,
+    MAX_PARAMS_TAGS_PER_BATCH,
+)
 
 from equidp.evaluation.metrics import numbered
 from equidp.hooks.store import FAILURES, ONCE, reason
@@ -40,11 +45,10 @@ from equidp.system.threads import alone, environment
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 """Characters MLflow refuses in names."""
 
-LONGEST_KEY = 240
-"""Letters of a name: MLflow takes 250, and a number may follow."""
+LONGEST_KEY = MAX_ENTITY_KEY_LENGTH - 10
+"""Letters of a name: a number may follow."""
 
-AT_ONCE = {"metrics": 1000, "params": 100, "tags": 100}
-"""So many of each MLflow takes at once, at most."""
+AT_ONCE = {"metrics": MAX_METRICS_PER_BATCH} | dict.fromkeys(("params", "tags"), MAX_PARAMS_TAGS_PER_BATCH)
 
 DIGEST_LENGTH = 8
 """Of a dataset's fingerprint in MLflow's list of runs, as of MLflow's own; the tag has all of it."""

@@ -24,11 +24,10 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
 from equidp.hooks.views import add_views
 from equidp.system import interrupts
 from equidp.system.files import refused, storage_error, unfinished
-from equidp.system.network import first_line
 
 PORTS = {"http": 80, "https": 443}
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306}

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from equidp.accounting.plan import Plan, Segment
+from equidp.errors import first_line
 from equidp.gradients.recording import Recorder
 from equidp.mechanism.noise import brought, pinned
 from equidp.mechanism.optimizers import OPTIMIZERS
@@ -218,10 +219,10 @@ class RecordedSteps:
 
     def _lay(self, units: Tensor) -> None:
         """The batch's positions and their number into the input, by one copy that nobody waits for."""
-        told = torch.zeros(len(self._input), dtype=torch.int64, device="cpu")
-        told[: len(units)] = units
-        told[-1] = len(units)
-        self._input.copy_(pinned(told, self._input.device), non_blocking=True)
+        positions = torch.zeros(len(self._input), dtype=torch.int64, device="cpu")
+        positions[: len(units)] = units
+        positions[-1] = len(units)
+        self._input.copy_(pinned(positions, self._input.device), non_blocking=True)
         trainer = self._trainer
         if not self._public:
             self._public = {name: value.clone() for name, value in trainer.public.items()}
@@ -246,9 +247,11 @@ class RecordedSteps:
                 self._recorder = self._recorder or self._new_recorder()
                 generators = [self._generator] if self._generator is not None and trainer.algorithm.private else []
                 made.replay = self._recorder.record(lambda: self._work(segment, made), generators)
-            except (UnrecordableError, RuntimeError) as error:
-                self.reason = str(error).strip().partition("\n")[0]
-                self._failed = isinstance(error, RuntimeError)
+            except UnrecordableError as error:
+                self.reason = str(error)
+                return None
+            except RuntimeError as error:
+                self.reason, self._failed = first_line(error), True
                 return None
             except BaseException:
                 before = replace(before, noise=None)  # the next batch must not have the noise of this one

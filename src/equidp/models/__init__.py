@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
-from equidp.errors import EquidpError, refuse_unknown
+from equidp.errors import EquidpError, first_line, refuse_unknown
+from equidp.gradients.layout import evaluating
+from equidp.gradients.misfit import FAILURES
 from equidp.gradients.rewriting import rewritten
 from equidp.models.backbone import Backbone
 from equidp.models.base import Model, ModelOptions
@@ -83,17 +85,14 @@ def build_model(
 def _try(name: str, model: Model, schema: Schema) -> None:
     """Run a new model on two records of zeros, so that a model that does not fit is refused before training."""
     dtype = torch.int64 if schema.kind == "text" else torch.uint8 if is_raw_image(schema) else torch.float32
-    modes = {module: module.training for module in model.modules()}
     try:
-        with torch.no_grad():
-            outputs = model.eval()(torch.zeros((2, *schema.shape), dtype=dtype))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        with torch.no_grad(), evaluating(model):
+            outputs = model(torch.zeros((2, *schema.shape), dtype=dtype))
+    except FAILURES as error:
         raise EquidpError(
-            f"Model {name!r} fails on {schema.kind} features of shape {schema.shape}: {str(error).splitlines()[0]}. "
+            f"Model {name!r} fails on {schema.kind} features of shape {schema.shape}: {first_line(error)}. "
             "Choose another model.name for this dataset, or correct the model's forward."
         ) from error
-    for module, training in modes.items():
-        module.training = training
     wanted = (2, schema.outputs)
     if not isinstance(outputs, Tensor) or outputs.shape != wanted:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__

@@ -16,9 +16,9 @@ from torchvision.models import get_model_weights
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.ops import FrozenBatchNorm2d
 
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
 from equidp.models.resnet9 import group_norm
-from equidp.system.network import attempt, first_line
+from equidp.system.network import attempt
 
 TORCHVISION = "torchvision"
 """The value of `weights` that stands for torchvision's own, downloaded once."""

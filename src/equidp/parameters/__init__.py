@@ -20,6 +20,7 @@ from equidp.parameters.resolved import (
     Settings,
     block,
     check_names,
+    concerning,
     resolve,
     varied,
 )

@@ -24,7 +24,7 @@ def declared(name: str) -> tuple[frozenset[str], bool]:
         kind = ALGORITHMS[name]
         return frozenset(kind.model_fields), kind.below_options
     below = read.get("below_options")
-    fields = (field for field, told in read.items() if "ClassVar" not in ast.unparse(told.annotation))
+    fields = (field for field, line in read.items() if "ClassVar" not in ast.unparse(line.annotation))
     return frozenset(fields), below is None or below.value is None or bool(ast.literal_eval(below.value))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms import ALGORITHMS, BASELINE, algorithm_settings
 from equidp.data.products import within_classes
 from equidp.data.sources import SOURCES, record_words, source
 from equidp.errors import EquidpError, nearest, refuse_unknown, unknown_name
@@ -51,6 +51,9 @@ PIPELINE_SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
     "tune": (TuneSettings,),
 }
 """Blocks that one pipeline alone reads."""
+
+SHARED = ("dataset", "seed", "data", "model", "privacy", "training")
+"""Settings that all algorithms of a run share, in the order in which they are shown."""
 
 TOP_LEVEL = (*PLAIN, *SECTIONS, *ALGORITHMS, *PIPELINE_SECTIONS)
 
@@ -131,15 +134,24 @@ class Settings:
         return plain | blocks | own | {"audited": {"algorithm": self.audited, **own.get(self.audited, {})}}
 
 
+def concerning(parameters: Mapping[str, Any], algorithms: Iterable[str], *more: str) -> dict[str, Any]:
+    """Of `Settings.to_dict` what concerns these algorithms: the shared settings, more blocks, and options.
+
+    The baseline's options are among them, as costs of privacy depend on them.
+    """
+    own = {f"{name}.options": parameters[name]["options"] for name in dict.fromkeys((BASELINE, *algorithms))}
+    return {name: parameters[name] for name in (*SHARED, *more)} | own
+
+
 def varied(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """The settings of the algorithm `audited` with others in some places, by dotted names; validated as a user's are.
 
     Raises:
         EquidpError: for a name or value that does not exist.
     """
-    name, told = settings.audited, settings.to_dict()
-    given = {key: value for key, value in told.items() if key != "audited" and key not in ALGORITHMS}
-    given |= {"algorithm": name, name: told[name] if ALGORITHMS[name].below_options else told[name]["options"]}
+    name, every = settings.audited, settings.to_dict()
+    given = {key: value for key, value in every.items() if key != "audited" and key not in ALGORITHMS}
+    given |= {"algorithm": name, name: every[name] if ALGORITHMS[name].below_options else every[name]["options"]}
     for setting, value in changes.items():
         *path, last = setting.split(".")
         place = given

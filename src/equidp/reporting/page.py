@@ -343,10 +343,10 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
         )
 
 
-def _together(told: Mapping[str, str]) -> Iterator[str]:
+def _together(sentences: Mapping[str, str]) -> Iterator[str]:
     """What is said of several models, once, after their names."""
-    for said in dict.fromkeys(told.values()):
-        yield f"{', '.join(name for name, of in told.items() if of == said)} {said}."
+    for said in dict.fromkeys(sentences.values()):
+        yield f"{', '.join(name for name, of in sentences.items() if of == said)} {said}."
 
 
 def _record_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:

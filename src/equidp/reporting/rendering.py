@@ -115,8 +115,8 @@ def render(
     environment = jinja2.Environment(loader=jinja2.FunctionLoader(asset), autoescape=True, **how)
     environment.filters["breakable"] = _breakable
     environment.globals["folded_from"] = FOLDED_FROM
-    told = {caption: flat_texts(of) for caption, of in settings.items()}
-    first = next(iter(told.values()), {})
+    shown = {caption: flat_texts(of) for caption, of in settings.items()}
+    first = next(iter(shown.values()), {})
     unset = [name for name, value in first.items() if value == UNSET]
     for name in unset:
         del first[name]
@@ -128,7 +128,7 @@ def render(
         script=Markup(script),
         warnings=warnings,
         charts=list(_charts((chart, caption) for chart, caption in drawn if chart.data)),
-        settings=told,
+        settings=shown,
         unset=unset,
         provenance={"": flat_texts(provenance)},
         **content,

@@ -39,20 +39,8 @@ def released_figures(privacy: Mapping) -> Section | None:
     entry = privacy.get("evaluation")
     if not entry:
         return None
-    unit, part, declared = unit_noun(entry["unit"]), entry["part"], entry["trials"]
-    several = "" if declared.get("max") == 1 else " It covers all declared trials."
-    if (privacy.get("membership") or {}).get("how") == "strata":
-        together = (
-            "The parts were drawn from all records at once (data.membership=strata): one row more in the table "
-            "exchanges records between them, and neither figure holds for tables that differ in one row."
-        )
-    else:
-        together = (
-            f"Person A, whose {unit} is in the training part, is protected by ε = {epsilon_text(privacy['epsilon'])}, "
-            f"whatever is computed from the model, these figures too. Person B, whose {unit} is in the {part} part, is "
-            f"protected by ε = {epsilon_text(entry['epsilon'])}. No {unit} is in both, so the two do not add up. Where "
-            "a record is replaced by another, the two may be in different parts: then both ε count, and they add up."
-        )
+    unit, part = unit_noun(entry["unit"]), entry["part"]
+    several = "" if entry["trials"].get("max") == 1 else " It covers all declared trials."
     again = (
         " Records of the validation part go back into the final training: for them that training's ε is added."
         if part == "validation"
@@ -71,9 +59,25 @@ def released_figures(privacy: Mapping) -> Section | None:
             f"ε = {epsilon_text(entry['epsilon'])} and δ = {delta_text(entry['delta'])}.{several} One {unit} moves the "
             f"histogram by at most {entry['sensitivity']:.4g}; the noise is "
             f"{entry['mechanism']['noise_multiplier']:.6g} times that.",
-            together + again,
+            _of_both_parts(privacy, entry) + again,
             *([] if privacy.get("tuning") else [exact]),
         ),
+    )
+
+
+def _of_both_parts(privacy: Mapping, entry: Mapping) -> str:
+    """What the ε of the training and that of figures of another part say together."""
+    if (privacy.get("membership") or {}).get("how") == "strata":
+        return (
+            "The parts were drawn from all records at once (data.membership=strata): one row more in the table "
+            "exchanges records between them, and neither figure holds for tables that differ in one row."
+        )
+    unit, part = unit_noun(entry["unit"]), entry["part"]
+    return (
+        f"Person A, whose {unit} is in the training part, is protected by ε = {epsilon_text(privacy['epsilon'])}, "
+        f"whatever is computed from the model, these figures too. Person B, whose {unit} is in the {part} part, is "
+        f"protected by ε = {epsilon_text(entry['epsilon'])}. No {unit} is in both, so the two do not add up. Where "
+        "a record is replaced by another, the two may be in different parts: then both ε count, and they add up."
     )
 
 

@@ -100,11 +100,11 @@ class Apart:
 def alone(path: Path) -> Iterator[int]:
     """Hold a lock file, once no process holds it; gives its descriptor."""
     with open(path, "ab", opener=private) as file:
-        told = False
+        waited = False
         while not locked(file):
-            if not told:
+            if not waited:
                 logger.info("Waiting until the processes of an interrupted call have ended.")
-            told = True
+            waited = True
             time.sleep(0.2)
         yield file.fileno()
 

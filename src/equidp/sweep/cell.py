@@ -24,11 +24,11 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO, Any
 
+from equidp.errors import first_line
 from equidp.sweep import tracked
 from equidp.sweep.attended import SECONDS_TO_STOP, Descriptor, kedro, reason_of
 from equidp.sweep.project import Cell
 from equidp.system.files import replacing
-from equidp.system.network import first_line
 from equidp.system.threads import environment
 from equidp.training.checkpoint import JOURNAL_FILE
 from equidp.training.digests import CODE_DIGEST

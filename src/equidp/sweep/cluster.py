@@ -18,10 +18,9 @@ import dask
 from distributed import Client, Nanny, Scheduler, Security, SpecCluster
 from distributed.core import Status
 
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
 from equidp.system.interrupts import handling
 from equidp.system.logs import held_back
-from equidp.system.network import first_line
 
 GPU = "GPU"
 """Name of the Dask resource that stands for one GPU: `dask worker … --resources "GPU=1"`."""

@@ -15,14 +15,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from equidp.algorithms import ALGORITHMS, BASELINE
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
 from equidp.options import dotted
 from equidp.parameters.resolved import SAFE_NAME
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import Cell, Project, by_seed, digest
 from equidp.system.interrupts import handling
 from equidp.system.logs import terminal
-from equidp.system.network import first_line
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Client, Future, as_completed
 
 from equidp.data.encoding import encode
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
 from equidp.sweep.cell import CellResult, Job, run_cell
 from equidp.sweep.project import Cell, grouped
 
@@ -112,4 +112,4 @@ def _result(future: Future) -> Any:
     except EquidpError as error:
         return error.message
     except Exception as error:  # also a worker that was killed too often
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        return first_line(error)

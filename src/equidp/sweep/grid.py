@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from equidp.errors import EquidpError, refuse_unknown, unknown_name
-from equidp.options import Declared
+from equidp.options import Declared, refusal_of
 
 KEYS = {"algorithm": "algorithms", "dataset": "datasets", "privacy.epsilon": "epsilons", "seed": "seeds"}
 """Settings that have a key of their own, and must not be given twice."""
@@ -103,10 +103,9 @@ def grid_from(settings: Mapping[str, Any]) -> Grid:
     try:
         grid = Grid.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
+        first, why = refusal_of(error)
         where = ".".join(map(str, first["loc"]))
-        reason = first["msg"].removeprefix("Value error, ")
-        raise EquidpError(f"Sweep setting {where}={first['input']!r}: {reason}.") from error
+        raise EquidpError(f"Sweep setting {where}={first['input']!r}: {why}.") from error
     for name, value in grid.params.items():
         _refuse_param(name, value, grid)
     return grid

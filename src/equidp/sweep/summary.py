@@ -205,7 +205,9 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
     figures |= {name: line[name] for name in ("epsilon", "epsilon_published")}
     metrics = {name: float(value) for name, value in figures.items() if not pd.isna(value)}
     shown = {words: _figure(pd.Series(line), column) for column, (_, words) in known.items()}
-    told = ", ".join(f"{METRIC_TITLES[main] if words == 'overall' else words} {text}" for words, text in shown.items())
+    text = ", ".join(
+        f"{METRIC_TITLES[main] if words == 'overall' else words} {figure}" for words, figure in shown.items()
+    )
     seeds = f"{line['seeds']} seed{'s' if line['seeds'] != 1 else ''}"
     note = f"ε = {epsilon_text(metrics.get('epsilon'))}; " if "epsilon" in metrics else "Not private; "
     return Means(
@@ -215,7 +217,7 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
         label=row.label,
         metrics=metrics | {"seeds": float(line["seeds"])},
         shown=shown | {"seeds": str(line["seeds"])},
-        note=f"{note}{told} (mean ± half of the 95 % interval over {seeds})",
+        note=f"{note}{text} (mean ± half of the 95 % interval over {seeds})",
         cells=[runs[cell.key] for cell in cells],
     )
 

@@ -17,10 +17,11 @@ from mlflow.entities import LifecycleStage, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from mlflow.utils.time import get_current_time_millis
+from mlflow.utils.validation import MAX_PARAMS_TAGS_PER_BATCH
 from sqlalchemy.exc import SQLAlchemyError
 
+from equidp.errors import first_line
 from equidp.reporting.rendering import whole
-from equidp.system.network import first_line
 
 SUMMARY = "summary"
 """The tag of runs that trained nothing: `seeds` of a row's means, `dataset` of a data set's."""
@@ -30,9 +31,6 @@ OF_A_SEED = ("seed", "resume", "resolved.")
 
 PROJECT = "project"
 """The tag of a cell's run that names its project's folder."""
-
-BATCH = 100
-"""MLflow takes at most so many parameters at once."""
 
 
 logger = logging.getLogger(__name__)
@@ -111,8 +109,8 @@ def _summarise(
             mlflow.log_batch(means, metrics=[Metric(name, value, now, 0) for name, value in row.metrics.items()])
             settings = mlflow.get_run(row.cells[0]).data.params
             shared = [Param(*of) for of in settings.items() if not of[0].startswith(OF_A_SEED)]
-            for start in range(0, len(shared), BATCH):
-                mlflow.log_batch(means, params=shared[start : start + BATCH])
+            for start in range(0, len(shared), MAX_PARAMS_TAGS_PER_BATCH):
+                mlflow.log_batch(means, params=shared[start : start + MAX_PARAMS_TAGS_PER_BATCH])
             for cell in row.cells:
                 if mlflow.get_run(cell).info.lifecycle_stage == LifecycleStage.ACTIVE:  # MLflow refuses a deleted one
                     mlflow.set_tag(cell, MLFLOW_PARENT_RUN_ID, means)

@@ -81,9 +81,9 @@ def ledger_of(folder: Path, settings: Settings, provenance: Mapping[str, Any] | 
     if path := data.options.get("path"):
         where.append(f"path={(Path(settings.raw_dir) / str(path)).resolve()}")
     names += where or [f"source={data.source}"]  # where nothing says which data a source reads, they are its own
-    told = provenance or {}
-    # of the records alone, where it is told: with another tokenizer they are the same people's
-    digest = told.get("records_fingerprint", told.get("raw_fingerprint", ""))
+    known = provenance or {}
+    # of the records alone, where it is known: with another tokenizer they are the same people's
+    digest = known.get("records_fingerprint", known.get("raw_fingerprint", ""))
     if len(digest) == DIGEST:  # else a word that many sources share
         names.append(f"digest={digest}")
     if settings.privacy.ledger:

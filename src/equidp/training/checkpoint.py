@@ -286,20 +286,20 @@ def life_of(random: RandomSource) -> str:
     # libraries choose their kernels, which round differently, by the processor and by what they are told
     on_cpu = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, processor {processor()}"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
-    told: dict[str, object] = {name: v for name, v in os.environ.items() if name.startswith(KERNEL_SETTINGS)}
+    facts: dict[str, object] = {name: v for name, v in os.environ.items() if name.startswith(KERNEL_SETTINGS)}
     cuda, mkldnn, cudnn = (cast(Any, getattr(torch.backends, name)) for name in ("cuda", "mkldnn", "cudnn"))
     kinds = (cuda.matmul, mkldnn.matmul, mkldnn.conv)
-    told["products"] = [kind.fp32_precision.replace("none", "ieee") for kind in kinds]  # what none comes to
-    told["deterministic"] = torch.are_deterministic_algorithms_enabled()
-    told["mkldnn"] = torch.backends.mkldnn.enabled
-    told["flushed"] = bool(torch.tensor(1e-40) * 1.0 == 0)  # denormal numbers; torch tells nobody otherwise
+    facts["products"] = [kind.fp32_precision.replace("none", "ieee") for kind in kinds]  # what none comes to
+    facts["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    facts["mkldnn"] = torch.backends.mkldnn.enabled
+    facts["flushed"] = bool(torch.tensor(1e-40) * 1.0 == 0)  # denormal numbers; torch tells nobody otherwise
     if device.type == "cuda":
-        told["cudnn"] = [cudnn.enabled, cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.version()]
-        told["cuda"] = [torch.version.cuda, driver_version(), fused.version(device)]
-    # whose exponentials and logarithms schedules and kernels take; where it is not told (macOS, Windows), the system's
-    told["libc"] = "-".join(filter(None, platform.libc_ver())) or platform.version()
+        facts["cudnn"] = [cudnn.enabled, cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.version()]
+        facts["cuda"] = [torch.version.cuda, driver_version(), fused.version(device)]
+    # whose exponentials and logarithms schedules and kernels take; where it is not known (macOS, Windows), the system's
+    facts["libc"] = "-".join(filter(None, platform.libc_ver())) or platform.version()
     thread = "" if alone() else ", in a thread"
-    return f"seeded, torch {torch.__version__}, {device.type}, {name}, told {_short(told)}{thread}"
+    return f"seeded, torch {torch.__version__}, {device.type}, {name}, told {_short(facts)}{thread}"
 
 
 @cache

@@ -321,14 +321,14 @@ def refuse_other_settings(
     differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if not differing:
         return
-    told = "; ".join(_change(key, before, now) for key in differing[:SHOWN_DIFFERENCES])
+    how = "; ".join(_change(key, before, now) for key in differing[:SHOWN_DIFFERENCES])
     more = f"; and {len(differing) - SHOWN_DIFFERENCES} more" if len(differing) > SHOWN_DIFFERENCES else ""
     whose, back = "with other settings", "Restore them"
     if not same_code:
         whose = "of another version of equidp or of its libraries, and with other settings"
         back = "Go on with that version and those settings"
     raise EquidpError(
-        f"{path} belongs to a run {whose}: {told}{more}. {back}, or start again with resume=false; a cell of a sweep "
+        f"{path} belongs to a run {whose}: {how}{more}. {back}, or start again with resume=false; a cell of a sweep "
         f"starts again once {path.parent} is moved away."
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
-from equidp.gradients.layout import channels_last, convolutions_for
+from equidp.gradients.layout import channels_last, convolutions_for, evaluating
 from equidp.gradients.losses import Loss
 from equidp.gradients.shape import padded
 from equidp.mechanism.algorithm import Algorithm
@@ -113,6 +113,8 @@ def scored_at_once(network: nn.Module, features: Tensor) -> int:
 def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, *, alike: bool = False) -> Tensor:
     """Predictions `[n, outputs]` on the CPU, by the schema's task, scored in batches; else class probabilities.
 
+    The network is in evaluation mode meanwhile; every layer's own mode comes back.
+
     Args:
         alike: every pass has the same number of rows, those at the end of nobody. Libraries choose a kernel by it, and
             two round differently: else one record less could move others' scores across the edge of a bin.
@@ -120,13 +122,10 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, 
     final = (lambda outputs: torch.softmax(outputs.float(), dim=1)) if schema is None else task_of(schema).predict
     where = next(network.parameters()).device
     features = _resident(features, where)
-    was_training = network.training
-    network.eval()
     rows = scored_at_once(network, features)
     chunks = (padded(chunk, rows) if alike else chunk for chunk in features.split(rows))
-    with channels_last(convolutions_for(network)):
+    with evaluating(network), channels_last(convolutions_for(network)):
         parts = [final(network(chunk.to(where))) for chunk in chunks]
-    network.train(was_training)
     return torch.cat(parts)[: len(features)].cpu()
 
 

@@ -99,7 +99,7 @@ def _refuse_broken_side(
     if broken := _broken_names(side, first, plan):
         raise EquidpError(f"{algorithm.name}: {name} {broken}")
     norms, ids = torch.logspace(-9, 9, 19), torch.arange(19) % plan.groups
-    _, changed = _told(
+    _, changed = _asked(
         lambda: side.statistic(norms, ids, first, plan), {"the norms": norms, "the groups": ids, **first}
     )
     if changed:
@@ -138,7 +138,7 @@ def _keeps(part: Part) -> str:
     return next((name for name, value in every if isinstance(value, MUTABLE)), "")
 
 
-def _told(ask: Callable[[], Tensor], given: Mapping[str, Tensor]) -> tuple[Tensor, str]:
+def _asked(ask: Callable[[], Tensor], given: Mapping[str, Tensor]) -> tuple[Tensor, str]:
     """What a part answers, and the name of what it was given and has changed; empty where nothing."""
     before = {name: value.clone() for name, value in given.items()}
     answer = ask()
@@ -151,7 +151,7 @@ def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
     # from the smallest to the largest, and close together around the bound, where most rules change
     around = bound * torch.logspace(-1, 1, 200)
     norms = torch.cat([torch.logspace(*NORMS, 2000), around[around.isfinite()]])
-    weights, changed = _told(lambda: rule.weights(norms, public), {"the norms": norms, **public})
+    weights, changed = _asked(lambda: rule.weights(norms, public), {"the norms": norms, **public})
     if changed:
         return f"changes {changed} in place, which others use after it, and may work on a copy alone", most
     if weights.shape != norms.shape:
@@ -193,7 +193,7 @@ def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
 def _kept(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> str:
     """What a side release makes of norms that it was told before, wherever it keeps them; empty where nothing is."""
     facts = StepFacts(plan, 0, noise, known_sensitivity(rule, first), 1, plan.sampling_rate)
-    noised, told = _noised(side, first, plan)[1], list[dict[str, Tensor]]()
+    noised, answers = _noised(side, first, plan)[1], list[dict[str, Tensor]]()
     for size in (0, 1, 2, CROWD):
         norms, groups = torch.linspace(size, 0, size), torch.arange(size) % plan.groups
         with torch.random.fork_rng(devices=[]):  # what is made of a noised value may be drawn
@@ -203,8 +203,9 @@ def _kept(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise:
             later, now = side.consequences(noised.clone(), dict(first), dict(first), facts)
         charged = {"sensitivity": side.sensitivity(), "noise": side.noise(plan)}
         charged["joint_noise"] = side.joint_noise(rule, plan, noise)
-        told.append({name: torch.as_tensor(value).clone() for name, value in (charged | later | now).items()})
-    changed = [name for name, value in told[0].items() if any(not torch.equal(value, one[name]) for one in told[1:])]
+        answers.append({name: torch.as_tensor(value).clone() for name, value in (charged | later | now).items()})
+    first_answer, *others = answers
+    changed = [name for name, value in first_answer.items() if any(not torch.equal(value, of[name]) for of in others)]
     return listed(changed) if changed else ""
 
 
@@ -215,9 +216,9 @@ def _broken_values(side: SideRelease, rule: WeightRule, first: Public, plan: Pla
         bounds = rule.bound(values)
         weights = [rule.weights(norms, per_record(values, torch.full((19,), group))) for group in _groups(plan)]
         if not ((bounds > 0) & (bounds < math.inf)).all() or not (torch.stack(weights) >= 0).all():
-            told = ", ".join(f"{name} = {values[name].tolist()}" for name in sorted(side.steers | side.gives))
+            shown = ", ".join(f"{name} = {values[name].tolist()}" for name in sorted(side.steers | side.gives))
             return (
-                f"makes {told} of the noised statistic {value.tolist()}, by which {type(rule).__name__} bounds nothing"
+                f"makes {shown} of the noised statistic {value.tolist()}, by which {type(rule).__name__} bounds nothing"
             )
     return ""
 

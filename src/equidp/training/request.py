@@ -96,16 +96,16 @@ class TrainingRequest:
         }
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> TrainingRequest:
-        """What `to_dict` told: settings cross the border of a process here and nowhere else."""
+    def from_dict(cls, facts: Mapping[str, Any]) -> TrainingRequest:
+        """Read `to_dict`: settings cross the border of a process here and nowhere else."""
         return cls(
-            **{name: told[name] for name in ("grouping", "seed", "options", "resume", "checkpoint_every")},
-            algorithm=algorithm_settings(told["algorithm"], told["options"]).build(),
-            plan=Plan(**told["plan"]),
-            model=ModelSettings(**told["model"]),
-            privacy=PrivacySettings(**told["privacy"]),
-            training=TrainingSettings(**told["training"]),
-            workplace=Path(told["workplace"]) if told["workplace"] else None,
+            **{name: facts[name] for name in ("grouping", "seed", "options", "resume", "checkpoint_every")},
+            algorithm=algorithm_settings(facts["algorithm"], facts["options"]).build(),
+            plan=Plan(**facts["plan"]),
+            model=ModelSettings(**facts["model"]),
+            privacy=PrivacySettings(**facts["privacy"]),
+            training=TrainingSettings(**facts["training"]),
+            workplace=Path(facts["workplace"]) if facts["workplace"] else None,
         )
 
 

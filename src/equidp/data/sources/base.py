@@ -16,13 +16,10 @@ from torch import Tensor
 from equidp.data.columns import Named, Numeric, encode, refused_in
 from equidp.data.membership import identified
 from equidp.data.raw_files import PublishedFile, RawFiles, find, fingerprint, missing, verified
-from equidp.data.records import Records, Schema
+from equidp.data.records import TEST_PART, Records, Schema
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Declared, checked_options
 from equidp.system.network import attempt
-
-TEST = 1
-"""`Records.part` of a test record."""
 
 GIVEN = "the given table"
 """What messages call rows that a served model is sent."""
@@ -140,7 +137,7 @@ class Source(ABC):
 
     def _refuse_incomplete(self, found: Records) -> None:
         """Refuse other numbers of records than are published: of a folder of files no checksum is known."""
-        test = torch.zeros(len(found), dtype=torch.bool) if found.part is None else found.part == TEST
+        test = torch.zeros(len(found), dtype=torch.bool) if found.part is None else found.part == TEST_PART
         there = torch.bincount(found.class_ids[~test], minlength=len(self.sizes)).tolist()
         kinds = [f"records of class {name!r}" for name in found.schema.classes] or ["training records"]
         numbers = zip(kinds, there, self.sizes, strict=True)
@@ -215,6 +212,18 @@ class Source(ABC):
             more = "" if units or "unit" not in self.Options.model_fields else UNIT_COLUMN
             raise EquidpError(f"{refused}{more}")
         return levels[word]
+
+
+def part_column(*sizes: int) -> Tensor:
+    """`Records.part` of so many training records, followed by so many test records: uint8 `[N]`."""
+    return torch.cat([torch.full((size,), part, dtype=torch.uint8) for part, size in enumerate(sizes)])
+
+
+def classified(schema: Schema, parts: Sequence[tuple[Tensor, Tensor]]) -> Records:
+    """Records of features `[n, *schema.shape]` and labels `[n]` of each part, training first, by class alone."""
+    features, labels = map(torch.cat, zip(*parts, strict=True))
+    part = part_column(*(len(own) for _, own in parts))
+    return Records(features=features, labels=labels, groups={"class": labels}, schema=schema, part=part)
 
 
 def _refused_by(check: Callable[[pd.DataFrame], object], rows: pd.DataFrame) -> dict[Any, str]:

@@ -16,10 +16,9 @@ from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all, image_fil
 from equidp.data.membership import identities
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, fingerprint, folder_fingerprint
 from equidp.data.records import Records, Schema
-from equidp.data.sources.base import Source, SourceOptions
-from equidp.errors import EquidpError, refuse_unknown
+from equidp.data.sources.base import Source, SourceOptions, part_column
+from equidp.errors import EquidpError, first_line, refuse_unknown
 from equidp.options import listed
-from equidp.system.network import first_line
 
 if TYPE_CHECKING:
     from torchvision.datasets import CelebA as TorchvisionCelebA
@@ -117,7 +116,7 @@ class Celeba(Source):
             labels=labels,
             groups={name: labels if name == "class" else column[name] for name in schema.groupings},
             schema=schema,
-            part=torch.cat([torch.full((len(part),), i, dtype=torch.uint8) for i, part in enumerate(parts)]),
+            part=part_column(*map(len, parts)),
             unit=persons,
             identity=identities(name for part in parts for name in part.filename),
             unit_identity=identities(map(str, persons.tolist())),
@@ -164,4 +163,5 @@ def _reader(*, verify: bool) -> type[TorchvisionCelebA]:
 
     if verify:
         return torchvision.datasets.CelebA
-    return type("Unverified", (torchvision.datasets.CelebA,), {"_check_integrity": lambda self: True})
+    files = [(page, None, name) for page, _, name in torchvision.datasets.CelebA.file_list]
+    return type("Unverified", (torchvision.datasets.CelebA,), {"file_list": files})

@@ -17,7 +17,7 @@ from torch import Tensor
 from equidp.data.images import load_arrays, unpack_sheets
 from equidp.data.raw_files import PublishedFile, RawFiles, content
 from equidp.data.records import Records, Schema
-from equidp.data.sources.base import Source
+from equidp.data.sources.base import Source, classified
 from equidp.errors import EquidpError
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -57,15 +57,7 @@ class Cifar10(Source):
     def read(self, files: RawFiles) -> Records:
         """Images uint8 `[60000, 3, 32, 32]`, the provider's training part first."""
         packed = files.paths.get(PACKED.path)
-        parts = _read_packed(packed) if packed else _read_batches(files)
-        labels = torch.cat([part[1] for part in parts])
-        return Records(
-            features=torch.cat([part[0] for part in parts]),
-            labels=labels,
-            groups={"class": labels},
-            schema=SCHEMA,
-            part=torch.cat([torch.full((len(part[1]),), i, dtype=torch.uint8) for i, part in enumerate(parts)]),
-        )
+        return classified(SCHEMA, _read_packed(packed) if packed else _read_batches(files))
 
     def download(self, raw_dir: Path) -> None:
         """Fetch and unpack the batches with torchvision's downloader."""

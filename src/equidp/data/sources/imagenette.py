@@ -12,9 +12,8 @@ from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all, image_fil
 from equidp.data.membership import identities
 from equidp.data.raw_files import PublishedFile, RawFiles, fingerprint, folder_fingerprint
 from equidp.data.records import Records, Schema
-from equidp.data.sources.base import Source, SourceOptions
-from equidp.errors import EquidpError
-from equidp.system.network import first_line
+from equidp.data.sources.base import Source, SourceOptions, part_column
+from equidp.errors import EquidpError, first_line
 
 PAGE = "https://github.com/fastai/imagenette"
 ARCHIVES = {"full": "imagenette2", "320px": "imagenette2-320", "160px": "imagenette2-160"}
@@ -89,14 +88,16 @@ class Imagenette(Source):
             groups={"class": labels},
             schema=self.schema,
             identity=identities(path.name for path in paths),
-            part=torch.cat([torch.full((len(part),), i, dtype=torch.uint8) for i, part in enumerate(samples)]),
+            part=part_column(*map(len, samples)),
         )
 
     def _samples(self, root: Path, part: str) -> list[tuple[str, int]]:
         import torchvision.datasets  # a second's import that the other datasets need not wait for
 
         try:
-            opened = torchvision.datasets.Imagenette(str(root), split=part, size=self.options.archive)
+            opened = torchvision.datasets.Imagenette(
+                str(root), split=part, size=self.options.archive, loader=lambda path: path
+            )
         except (RuntimeError, OSError, KeyError) as error:
             folder = root / ARCHIVES[self.options.archive] / part
             raise EquidpError(
@@ -104,4 +105,4 @@ class Imagenette(Source):
             ) from error
         if tuple(names[0] for names in opened.classes) != CLASSES:
             raise EquidpError(f"{root} lacks classes of Imagenette; unpack it again from {PAGE}.")
-        return opened._samples
+        return [opened[i] for i in range(len(opened))]

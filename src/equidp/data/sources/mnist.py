@@ -8,13 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from equidp.data.idx import read_idx
 from equidp.data.raw_files import PublishedFile, RawFiles
 from equidp.data.records import Records, Schema
-from equidp.data.sources.base import Source
+from equidp.data.sources.base import Source, classified
 from equidp.errors import EquidpError
 
 SIDE = 28
@@ -63,14 +62,7 @@ class Mnist(Source):
         """Images uint8 `[N, 1, 28, 28]`, the provider's training part first."""
         path = {place.rsplit("/", 1)[1]: file for place, file in files.paths.items()}
         parts = [_read_part(path[images], path[labels], len(self.classes)) for images, labels in PARTS]
-        labels = torch.cat([part[1] for part in parts])
-        return Records(
-            features=torch.cat([part[0] for part in parts]),
-            labels=labels,
-            groups={"class": labels},
-            schema=self.schema,
-            part=torch.cat([torch.full((len(part[1]),), i, dtype=torch.uint8) for i, part in enumerate(parts)]),
-        )
+        return classified(self.schema, parts)
 
     def download(self, raw_dir: Path) -> None:
         """Fetch the files with torchvision's downloader."""

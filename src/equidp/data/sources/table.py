@@ -323,14 +323,14 @@ class Table(Source):
         of_class = {}
         if self.options.classes:
             of_class = {"class": self.options.classified.model_copy(update={"column": self.options.label})}
-        told = []
+        counted = []
         for name, declared in {**of_class, **self.options.groups}.items():
             lenient = declared.model_copy(update={"unknown": True})
             with suppress(EquidpError):
                 counts = torch.bincount(lenient.ids(rows[declared.column or name], ""), minlength=len(lenient.names))
                 numbers = zip(lenient.names, counts.tolist(), strict=True)
-                told.append(f"{name}: {', '.join(f'{group} {count:,}' for group, count in numbers if count)}")
-        return "; ".join(told)
+                counted.append(f"{name}: {', '.join(f'{group} {count:,}' for group, count in numbers if count)}")
+        return "; ".join(counted)
 
 
 class Csv(Table):

@@ -102,8 +102,8 @@ def load_fitting(body: nn.Module, state: Mapping[str, Tensor], left_out: tuple[s
 
 def refuse_unfitting(what: str, *, lacking: list[str], other: list[str], extra: list[str]) -> None:
     """Raise an error that names what differs between weights and network, if anything does."""
-    told = ((lacking, "lack"), (other, "have another shape of"), (extra, "have in addition"))
-    found = [f"they {verb} {names[0]}{_more(names)}" for names, verb in told if names]
+    kinds = ((lacking, "lack"), (other, "have another shape of"), (extra, "have in addition"))
+    found = [f"they {verb} {names[0]}{_more(names)}" for names, verb in kinds if names]
     if found:
         raise EquidpError(f"The weights of {what} are another network's: {'; '.join(found)}.")
 

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.data.tokens import tokenizer_digest
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
 from equidp.models.hubs.files import digest, refuse_unfitting, weight_files
 from equidp.models.hubs.network import ImageNetwork, Network, Preparation, TextNetwork
 from equidp.system.extras import extra
-from equidp.system.network import first_line
 
 if TYPE_CHECKING:
     from equidp.models.hubs import Asked

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
+from equidp.gradients.misfit import FAILURES
 
 ROWS = 32
 """Records at a time where features are only computed: few, so that memory stays small at 224 pixels."""
@@ -20,7 +21,6 @@ MIXED = 0.05
 """Features of one record that differ by more of their norm do not differ by rounding in half precision."""
 Precision = Literal["float32", "bf16"]
 Views = Literal[1, 2, 4, 8]
-FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,9 @@ class Network(nn.Module):
             with torch.no_grad():
                 found, beside = self.eval()(two[:1]), self(two)[:1]
         except FAILURES as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise EquidpError(
-                f"Network {name} fails on {schema.kind} features of shape {schema.shape}: {reason}. Choose another "
-                "network, or leave model.options.size out for the network's own."
+                f"Network {name} fails on {schema.kind} features of shape {schema.shape}: {first_line(error)}. "
+                "Choose another network, or leave model.options.size out for the network's own."
             ) from error
         if found.dim() != 2:
             raise EquidpError(f"Network {name} gives {tuple(found.shape)} for one record, not one row of features.")

@@ -12,6 +12,7 @@ from torch import nn
 
 from equidp.errors import EquidpError
 from equidp.gradients.refusals import BATCH_NORMS
+from equidp.gradients.rewriting import rewritten
 from equidp.system.extras import extra
 
 Trainable = Literal["head", "bias", "norm", "lora", "all"]
@@ -50,6 +51,7 @@ def is_norm(module: nn.Module) -> bool:
 
 def _add_adapters(body: nn.Module, rank: int, alpha: float, targets: tuple[str, ...]) -> None:
     peft = extra("peft", "training.trainable=lora")
+    rewritten(body, frozen=True)  # before adapters are there: they stand beside Linear layers
     layers = _layers(body)
     chosen = _asked(layers, targets) if targets else _found(layers, rank)
     for name in chosen:

@@ -12,9 +12,8 @@ from equidp.audit.figures import exposure_by_group
 from equidp.audit.page import audit_report
 from equidp.data.records import Records, Split
 from equidp.mechanism.device import choose_device
-from equidp.parameters import Settings
+from equidp.parameters import Settings, concerning
 from equidp.pipelines.provenance import provenance_facts
-from equidp.pipelines.reporting.nodes import shown_settings
 from equidp.pipelines.training.nodes import model_card
 from equidp.training import augmentation, loss_of, make_model
 from equidp.training.planning import partition, plan_of
@@ -70,6 +69,6 @@ def draw_exposure(findings: dict[str, Any], settings: Settings) -> go.Figure:
 
 def write_report(findings: dict[str, Any], provenance: dict[str, Any], settings: Settings) -> str:
     """The HTML page of the audit, one self-contained file."""
-    shown = shown_settings(settings, [settings.audited]) | {"audit": settings.audit.model_dump(mode="json")}
+    shown = concerning(settings.to_dict(), [settings.audited]) | {"audit": settings.audit.model_dump(mode="json")}
     title = f"Audit of {settings.audited} on {settings.dataset}"
     return audit_report(title, findings, shown, provenance_facts(provenance))

@@ -85,8 +85,8 @@ def cost_against_baseline(
         document["cost_of_privacy"]["intervals"] = task.cost_intervals(
             scores, baseline_scores, test.labels.numpy(), groups, units=_units(test)
         )
-    told = task.guessing(baseline) or task.overshot(baseline) or task.guessing(evaluation)
-    if (said := task.outdone(document)) and not told:
+    explained = task.guessing(baseline) or task.overshot(baseline) or task.guessing(evaluation)
+    if (said := task.outdone(document)) and not explained:
         logger.warning("%s %s.", algorithm, said)
     return document
 

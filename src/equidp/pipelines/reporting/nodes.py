@@ -11,9 +11,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from equidp.accounting.dataset_ledger import spent_by_run
-from equidp.algorithms import BASELINE
 from equidp.errors import EquidpError
-from equidp.parameters import Settings
+from equidp.parameters import Settings, concerning
 from equidp.pipelines.provenance import provenance_facts
 from equidp.reporting.figures import cost_per_group, metric_per_group
 from equidp.reporting.ledger_figure import spent_figure
@@ -28,9 +27,6 @@ logger = logging.getLogger(__name__)
 MOST_NAMES = 6
 """So many algorithms are named in a page's title; more are counted."""
 
-SHARED = ("dataset", "seed", "data", "model", "privacy", "training")
-"""Settings that all algorithms of a page share."""
-
 
 def cost_figure(metrics: dict[str, Any], settings: Settings, *, algorithm: str) -> go.Figure:
     """What privacy cost each group."""
@@ -42,18 +38,9 @@ def accuracy_figure(metrics: dict[str, Any], settings: Settings, *, algorithm: s
     return metric_per_group({algorithm: metrics}, settings.data.groups[0])
 
 
-def statement(privacy: dict[str, Any], settings: Settings, *, algorithm: str) -> str:
+def statement(privacy: dict[str, Any], settings: Settings) -> str:
     """The privacy statement in words."""
     return privacy_report(privacy, settings.dataset)
-
-
-def shown_settings(settings: Settings, algorithms: Sequence[str]) -> dict[str, Any]:
-    """The settings that a page shows: the shared ones, its algorithms' options and the baseline's, as costs depend on
-    them.
-    """
-    every = settings.to_dict()
-    own = {f"{name}.options": settings.options(name) for name in dict.fromkeys((BASELINE, *algorithms))}
-    return {name: every[name] for name in SHARED} | own
 
 
 def draw_ledger(folder: Path, settings: Settings) -> go.Figure:
@@ -121,7 +108,7 @@ def compare_algorithms(
         metrics,
         privacy,
         histories,
-        shown_settings(settings, algorithms),
+        concerning(settings.to_dict(), algorithms),
         provenance_facts(provenance),
         groups,
         _remarks(provenance),

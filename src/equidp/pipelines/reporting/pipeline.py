@@ -25,11 +25,13 @@ def create_pipeline(algorithm: str) -> Pipeline:
         rows += [
             (nodes.cost_figure, [metrics, "settings"], "cost_figure", "draw_cost_of_privacy"),
             (clip_norms, history, "clip_norm_figure", "draw_clip_norms"),
-            (nodes.statement, [privacy, "settings"], "statement", "write_statement"),
         ]
     named = [
         (given(f, algorithm=algorithm), read, f"{algorithm}.{made}", f"{n}_{algorithm}") for f, read, made, n in rows
     ]
+    if algorithm != BASELINE:
+        made = f"{algorithm}.statement"
+        named.append((nodes.statement, [privacy, "settings"], made, f"write_statement_{algorithm}"))
     return wired(named, "reporting")
 
 
@@ -48,4 +50,4 @@ def create_ledger() -> Pipeline:
 def create_report() -> Pipeline:
     """The page that compares tracked runs, whenever they were made."""
     made = ["tracked.report", "tracked.table"]
-    return wired([(tracked.compare_tracked_runs, "params:report", made, "compare_tracked_runs")], "reporting")
+    return wired([(tracked.compare_tracked_runs, "settings", made, "compare_tracked_runs")], "reporting")

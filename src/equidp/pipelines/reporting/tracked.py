@@ -17,7 +17,7 @@ from mlflow.exceptions import MlflowException
 
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError, unknown_name
-from equidp.parameters import ReportSettings
+from equidp.parameters import ReportSettings, Settings
 from equidp.reporting.page import html_report
 from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.tables import results_table
@@ -34,11 +34,10 @@ WITH_NOISE_ONLY = tuple(
 logger = logging.getLogger(__name__)
 
 
-def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
-    """One page and one table for the chosen runs; seeds of equal settings are one row, their mean."""
-    settings = ReportSettings(**report)
-    client = MlflowClient()
-    found, remarks = _chosen(client, settings)
+def compare_tracked_runs(settings: Settings) -> tuple[str, pd.DataFrame]:
+    """One page and one table for the runs that `report` chooses; seeds of equal settings are one row, their mean."""
+    report, client = settings.report, MlflowClient()
+    found, remarks = _chosen(client, report)
     with tempfile.TemporaryDirectory() as folder:
         results = {run.info.run_id: _artifacts(client, run, Path(folder)) for run in found}
     if lost := [run_id for run_id, documents in results.items() if documents is None]:
@@ -56,7 +55,7 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
     if len({run.data.tags["dataset"] for run in found}) > 1:  # the baseline on one stands for no other
         documents = {label: {k: v for k, v in one.items() if k != "baseline"} for label, one in documents.items()}
     page = html_report(
-        f"{len(rows)} tracked settings" + (f" on {settings.dataset}" if settings.dataset else ""),
+        f"{len(rows)} tracked settings" + (f" on {report.dataset}" if report.dataset else ""),
         documents,
         privacy,
         {},

@@ -17,10 +17,9 @@ from typing import Any
 import pandas as pd
 
 from equidp.data.records import Records
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, first_line
 from equidp.models.weights import Weights, load_weights, save_weights
 from equidp.system.files import locked, private, replacing, storage_error
-from equidp.system.network import first_line
 from equidp.training.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training.digests import CODE_DIGEST, fingerprint
 

@@ -150,7 +150,7 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
     own = algorithm if callable(chosen.optimizer) else chosen.optimizer or "sgd"
     weights = class_weights(settings.training, train)
     # `balanced` alone would not say them: declared sizes and data.keep stay inside
-    told = None if weights is None else [float(f"{weight:.6g}") for weight in weights]
+    numbers = None if weights is None else [float(f"{weight:.6g}") for weight in weights]
     return {
         "model": built.name,
         "options": card_options(built.name, built.options),
@@ -161,7 +161,7 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
         | settings.training.model_dump(mode="json", include=RECORDED)
         | {
             "optimizer": settings.training.optimizer or own,
-            "class_weights": told,
+            "class_weights": numbers,
             "options": settings.options(algorithm),
         },
         "source": settings.data.source,

@@ -24,11 +24,10 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.noise import derived_seed
 from equidp.models.weights import Weights, load_weights, network_of, save_weights
 from equidp.options import dotted
-from equidp.parameters import Settings, varied
+from equidp.parameters import Settings, concerning, varied
 from equidp.pipelines.evaluation.nodes import release_figures
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.provenance import provenance_facts
-from equidp.pipelines.reporting.nodes import shown_settings
 from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
@@ -187,8 +186,8 @@ def _tells(settings: Settings) -> bool:
 def _every_trial(tuning: Tuning, drawn: list[int], scores: list[float], settings: Settings) -> dict[str, Any]:
     if not (settings.tune.exact or settings.training.diagnostics):
         return {}
-    told = zip(drawn, scores, strict=True)
-    return {"trials": [{"settings": dict(tuning.points[place].changes), "score": score} for place, score in told]}
+    pairs = zip(drawn, scores, strict=True)
+    return {"trials": [{"settings": dict(tuning.points[place].changes), "score": score} for place, score in pairs]}
 
 
 def write_page(
@@ -208,7 +207,7 @@ def write_page(
 def _chosen_settings(settings: Settings, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the chosen model: those that the grid varies are the chosen ones, and are marked."""
     name = settings.audited
-    shown = dotted(shown_settings(varied(settings, chosen), [name]), empty=True)
+    shown = dotted(concerning(varied(settings, chosen).to_dict(), [name]), empty=True)
     for setting in chosen:
         block, _, rest = setting.partition(".")
         place = setting if setting in shown else f"{block}.options.{rest}"
@@ -272,9 +271,9 @@ def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) ->
         EquidpError: an unfinished tuning lies there, of other settings or records.
     """
     path = workplace / DRAWN
-    told = settings.to_dict() | {"resume": None, "raw_dir": None}
-    told["tune"] = {**told["tune"], "workers": None}
-    asked = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+    chosen = settings.to_dict() | {"resume": None, "raw_dir": None}
+    chosen["tune"] = {**chosen["tune"], "workers": None}
+    asked = hashlib.sha256(json.dumps(chosen, sort_keys=True, default=str).encode())
     asked.update(fingerprint(parts.train).encode() + fingerprint(parts.test).encode())
     if path.is_file():
         kept = json.loads(path.read_text(encoding="utf-8"))
@@ -296,7 +295,7 @@ def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) ->
 
 
 def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning, settings: Settings) -> dict[str, Any]:
-    """One training and its score; what an earlier life of this tuning finished is taken as it is."""
+    """One training and its score; what an earlier call of this tuning finished is taken as it is."""
     if (folder / TRIAL).is_file():
         found: dict[str, Any] = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
         return found
@@ -305,7 +304,7 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         TrainingRequest.of(of, name, point.plan, folder),
         privacy=settings.privacy,
         seed=derived_seed(settings.seed, f"tune/{number}"),  # no two trials share batches and noise
-        resume=folder.exists(),  # left by an earlier life of this tuning alone
+        resume=folder.exists(),  # left by an earlier call of this tuning alone
         checkpoint_every=of.operation.checkpoint_every or 1,  # what a secure run does again is charged again
     )
     trained = train_model(request, parts, progress=_tells(settings))

@@ -5,8 +5,8 @@ from kedro.pipeline import Pipeline
 from equidp.pipelines import wired
 from equidp.pipelines.release.nodes import write_tuned_release
 from equidp.pipelines.release.pipeline import SHARED
+from equidp.pipelines.reporting.nodes import statement
 from equidp.pipelines.tune import nodes
-from equidp.reporting.privacy_report import privacy_report
 
 
 def create_pipeline() -> Pipeline:
@@ -18,7 +18,7 @@ def create_pipeline() -> Pipeline:
     page = [choice, privacy, figures, trials, "provenance", "settings"]
     rows = [
         (nodes.choose_model, read, made, "choose_model"),
-        (privacy_report, [privacy, "params:dataset"], "tuned.statement", "write_statement_tuned"),
+        (statement, [privacy, "settings"], "tuned.statement", "write_statement_tuned"),
         (nodes.write_page, page, "tuned.report", "write_report_tuned"),
         (write_tuned_release, [model, privacy, figures, *SHARED], "tuned.release", "write_release_tuned"),
     ]

@@ -46,10 +46,6 @@ def checklist(facts: Facts) -> Document:
 
 def _parameters(facts: Facts) -> list[Line]:
     privacy = facts.privacy
-    epsilon, delta, size, unit = privacy["epsilon"], privacy["delta"], privacy["records"], privacy["unit"]
-    caught = recognised(privacy, 0.01)
-    worth = "At this ε that says little." if caught > 0.5 else "Blind guessing recognises 1 %."
-    small = delta < 1 / size
     return [
         Line(
             "definition",
@@ -57,33 +53,44 @@ def _parameters(facts: Facts) -> list[Line]:
             f"Yes: (ε, δ)-differential privacy in the central model. Neighbouring data sets: {privacy['adjacency']}.",
             {"kind": "approximate", "adjacency": privacy["adjacency"]},
         ),
-        Line(
-            "epsilon",
-            "Is ε small enough to mean something?",
-            f"ε = {epsilon_text(epsilon)}. At 1 % false alarms an attacker recognises at most {share_text(caught)}. "
-            f"{worth}",
-            {"epsilon": epsilon, "recognised_at_1_percent": caught},
-        ),
-        Line(
-            "delta",
-            "Is δ below one over the number of units?",
-            f"δ = {delta_text(delta)}, {'below' if small else 'NOT below'} 1/N = {1 / size:.2g}."
-            + ("" if small else " Publishing one record outright could satisfy it. Choose a smaller δ."),
-            {"delta": delta, "below_one_over_n": small},
-        ),
-        Line(
-            "unit",
-            "Whom does one unit stand for?",
-            f"The unit is one {unit if unit == unit_noun(unit) else f'value of the column {unit!r}'}. "
-            + (
-                "A person with several records has a weaker guarantee. The curator knows whether there are such people."
-                if unit == "record"
-                else "Records of other units are not protected by it, if a person is behind several units."
-            ),
-            unit,
-        ),
+        _epsilon(privacy),
+        _delta(privacy["delta"], privacy["records"]),
+        _unit(privacy["unit"]),
         trials(facts),
     ]
+
+
+def _epsilon(privacy: Mapping[str, Any]) -> Line:
+    epsilon, caught = privacy["epsilon"], recognised(privacy, 0.01)
+    worth = "At this ε that says little." if caught > 0.5 else "Blind guessing recognises 1 %."
+    return Line(
+        "epsilon",
+        "Is ε small enough to mean something?",
+        f"ε = {epsilon_text(epsilon)}. At 1 % false alarms an attacker recognises at most {share_text(caught)}. "
+        f"{worth}",
+        {"epsilon": epsilon, "recognised_at_1_percent": caught},
+    )
+
+
+def _delta(delta: float, units: int) -> Line:
+    small = delta < 1 / units
+    return Line(
+        "delta",
+        "Is δ below one over the number of units?",
+        f"δ = {delta_text(delta)}, {'below' if small else 'NOT below'} 1/N = {1 / units:.2g}."
+        + ("" if small else " Publishing one record outright could satisfy it. Choose a smaller δ."),
+        {"delta": delta, "below_one_over_n": small},
+    )
+
+
+def _unit(unit: str) -> Line:
+    named = unit if unit == unit_noun(unit) else f"value of the column {unit!r}"
+    several = (
+        "A person with several records has a weaker guarantee. The curator knows whether there are such people."
+        if unit == "record"
+        else "Records of other units are not protected by it, if a person is behind several units."
+    )
+    return Line("unit", "Whom does one unit stand for?", f"The unit is one {named}. {several}", unit)
 
 
 def _algorithm(facts: Facts) -> list[Line]:

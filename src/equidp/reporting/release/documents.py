@@ -24,7 +24,7 @@ def release_files(facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, byte
     """Every file of the folder by its name, of what may go out and the released weights by name."""
     metadata = {"config": json.dumps(config(facts)), "format": "pt"}
     weights = _in_order(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
-    model = _told(facts, weights)
+    model = _identity(facts, weights)
     texts = {
         "README.md": model_card(facts),
         "config.json": to_json(config(facts)),
@@ -50,7 +50,7 @@ def _in_order(weights: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + weights[8 + length :]
 
 
-def _told(facts: Facts, weights: bytes) -> dict[str, Any]:
+def _identity(facts: Facts, weights: bytes) -> dict[str, Any]:
     """Which model the statement is of: a statement may be parted from its model, or laid beside another one."""
     published_on = {"published_on": facts.curator["published_on"]} if facts.curator.get("published_on") else {}
     return {"sha256": hashlib.sha256(weights).hexdigest(), "software": dict(facts.software), **published_on}

@@ -87,7 +87,7 @@ def _loss(privacy: Mapping[str, Any]) -> Line:
 
 
 def _details(facts: Facts) -> list[Line]:
-    privacy = facts.privacy
+    releases = list(facts.privacy["releases"])
     return [
         Line(
             "domain",
@@ -95,15 +95,8 @@ def _details(facts: Facts) -> list[Line]:
             "Declared in advance in config.json: kind, shape, classes or targets, groups and features.",
             {"kind": facts.schema["kind"], "shape": facts.schema["shape"]},
         ),
-        Line(
-            "mechanism",
-            "Mechanism",
-            f"{facts.algorithm}: in every step a sample is drawn ({privacy['sampling']}), each "
-            f"{unit_noun(privacy['unit'])}'s gradient is bounded, the sum gets Gaussian noise, and the model takes a "
-            f"step. Noise multiplier of the sum {privacy['noise_multiplier']:.6g}, {privacy['steps']:,} steps.",
-            {key: privacy[key] for key in ("noise_multiplier", "sampling_rate", "steps", "expected_batch_size")},
-        ),
-        Line("releases", "What the guarantee covers", " ".join(privacy["releases"]), list(privacy["releases"])),
+        _mechanism(facts),
+        Line("releases", "What the guarantee covers", " ".join(releases), releases),
         unprotected(facts),
         accounting(facts),
         trials(facts),
@@ -130,6 +123,18 @@ def _details(facts: Facts) -> list[Line]:
         stated("rationale", "Why this unit, ε and δ", facts.curator, "The run knows the numbers, not the reasons."),
         stated("security", "Security of the raw data", facts.curator, "The run does not know who can reach them."),
     ]
+
+
+def _mechanism(facts: Facts) -> Line:
+    privacy = facts.privacy
+    return Line(
+        "mechanism",
+        "Mechanism",
+        f"{facts.algorithm}: in every step a sample is drawn ({privacy['sampling']}), each "
+        f"{unit_noun(privacy['unit'])}'s gradient is bounded, the sum gets Gaussian noise, and the model takes a step. "
+        f"Noise multiplier of the sum {privacy['noise_multiplier']:.6g}, {privacy['steps']:,} steps.",
+        {key: privacy[key] for key in ("noise_multiplier", "sampling_rate", "steps", "expected_batch_size")},
+    )
 
 
 def unprotected(facts: Facts) -> Line:
