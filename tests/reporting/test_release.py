@@ -159,6 +159,15 @@ def lines_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {key: line for lines in document["topics"].values() for key, line in lines.items()}
 
 
+def test_the_checklist_does_not_vouch_for_the_code_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = lines_of(document(files(), "checklist"))["tests"]["answer"]
+    monkeypatch.setattr(what_goes_out, "packages", lambda *_: ["my-dp"])
+    found = files(card=card(software={**card()["software"], "my-dp": "0.1"}))
+    told = lines_of(document(found, "checklist"))["tests"]["answer"]
+    assert "my-dp" not in plain
+    assert "They do not know what my-dp brings to this model" in told
+
+
 PLANTED = {
     "/home/jane": lambda given: given["card"]["source_options"].update(path="/home/jane/clinic.csv"),
     "wards.csv": lambda given: given["card"]["source_options"].update(files=["wards.csv"]),
