@@ -159,6 +159,13 @@ def lines_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {key: line for lines in document["topics"].values() for key, line in lines.items()}
 
 
+def test_the_card_says_how_numbers_are_written() -> None:
+    options = {"label": "ill", "features": {"a": {"kind": "numeric", "minimum": 0, "maximum": 1}}}
+    assert "declared in config.json:" in files(card=card(source_options=options))["README.md"].decode()
+    told = files(card=card(source_options={**options, "decimal": ","}))["README.md"].decode()
+    assert "declared in config.json; the decimal sign is `,`:" in told
+
+
 def test_the_checklist_does_not_vouch_for_the_code_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = lines_of(document(files(), "checklist"))["tests"]["answer"]
     monkeypatch.setattr(what_goes_out, "packages", lambda *_: ["my-dp"])
