@@ -277,6 +277,26 @@ def test_a_private_model_that_guesses_is_said(sample):
     assert "The non-private baseline" not in text[: text.index("Overview")]
 
 
+def test_what_one_baseline_is_told_for_several_models_is_told_once(sample):
+    guessing = {"overall": sample.documents["dpsgd"]["baseline"]["overall"] | {"mcc": 0.0, "auroc": 0.5}}
+    documents = {
+        name: of | ({"baseline": of["baseline"] | guessing} if of.get("baseline") else {})
+        for name, of in sample.documents.items()
+    }
+    several = ", ".join(name for name, of in documents.items() if of.get("baseline"))
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "," in several
+    assert text.count("The non-private baseline of") == 1
+    assert f"The non-private baseline of {several} has learnt nothing: its MCC is not above 0" in text
+
+
+def test_models_without_any_error_are_said(sample):
+    right = sample.documents["dpsgd"]["overall"] | {"accuracy": 1.0, "count": 1601}
+    documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": right}}
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "dpsgd got all 1,601 records right, as where a feature tells the label" in text
+
+
 def test_a_model_that_chance_explains_is_said(sample):
     lucky = sample.documents["dpsgd"]["overall"] | {"mcc": 0.01, "auroc": 0.5}
     documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": lucky}}

@@ -317,8 +317,8 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
         yield f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here."
     baselines = {name: document["baseline"] for name, document in documents.items() if document.get("baseline")}
     guesses = {name: said for name, baseline in baselines.items() if (said := task.guessing(baseline))}
-    for name, said in guesses.items():
-        yield f"The non-private baseline of {name} {said}. Beside it privacy would seem to be free: no cost is told."
+    for said in _together(guesses):
+        yield f"The non-private baseline of {said} Beside it privacy would seem to be free: no cost is told."
     learnt = [name for name, document in documents.items() if name not in guesses and not task.guessing(document)]
     yield from _together({name: said for name in learnt if (said := task.outdone(documents[name]))})
     if far := {name: said for name, of in baselines.items() if name not in guesses and (said := task.overshot(of))}:
@@ -330,6 +330,7 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
         if said := task.guessing(document):
             yield f"The model of {name} {said}. {task.guessed_means}."
     yield from _together({name: said for name, of in documents.items() if (said := task.hardly(of))})
+    yield from _together({name: said for name, of in documents.items() if (said := task.flawless(of))})
     if lost := [name for name, baseline in baselines.items() if task.diverged(baseline)]:
         yield (
             f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and "
