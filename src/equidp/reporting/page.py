@@ -14,7 +14,7 @@ from equidp.errors import listed_names
 from equidp.reporting import figures, tables
 from equidp.reporting.figures.drawing import capital
 from equidp.reporting.labels import labels_tables
-from equidp.reporting.privacy_report import DECIDING, NO_GUARANTEE, privacy_sections, research_mode, understated
+from equidp.reporting.privacy_report import DECIDING, INSIDE, NO_GUARANTEE, privacy_sections, research_mode, understated
 from equidp.reporting.rates import rates_tables
 from equidp.reporting.released import released_page
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
@@ -301,6 +301,8 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
 def _privacy_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> Iterator[str]:
     """What ε does not mean here."""
     yield from filter(None, map(research_mode, privacy.values()))
+    if any(facts.get("secure") for facts in privacy.values()):
+        yield INSIDE
     if not any(privacy_facts(name, privacy)["private"] for name in documents):
         yield NO_GUARANTEE
     for name, facts in privacy.items():
