@@ -203,6 +203,11 @@ def released_facts(
         raise EquidpError(
             f"The model is {card.get('algorithm')}'s and the privacy statement {privacy['algorithm']}'s: train again."
         )
+    if released_metrics and "test" in settings.unprotected:
+        raise EquidpError(
+            "release.unprotected=test: this run released figures of its test records with noise, and the exact ones "
+            "beside them would undo it. Leave it out."
+        )
     found = _audit(audit, privacy, card, exact="audit" in settings.unprotected)
     others = packages(privacy["algorithm"], card["model"], (card.get("training") or {}).get("options", {}))
     statement = _only(privacy, STATEMENT)
