@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -124,6 +126,29 @@ def test_a_disk_that_refuses_leaves_no_half_of_a_project(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_no_message_names_a_page_that_a_wheel_does_not_have() -> None:
+    for file in (ROOT / "src").rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        texts = {id(node): node for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        for node in ast.walk(tree):  # docstrings, also those of a field
+            if isinstance(node, ast.Expr):
+                texts.pop(id(node.value), None)
+        named = [text.lineno for text in texts.values() if isinstance(text.value, str) and "docs/" in text.value]
+        assert not named, f"{file}, lines {named}: say it in the message"
+
+
+def test_an_algorithm_is_held_to_the_contract_by_one_command(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")  # of the folder it is called in
+    call = [sys.executable, "-c", "from equidp.new_project import main; main()", "check"]
+    done = subprocess.run([*call, "dpsgd_decay"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 30
+    assert "warning" not in done.stdout
+    refused = subprocess.run([*call, "dpsgd_decoy"], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "Unknown algorithm 'dpsgd_decoy'. Did you mean 'dpsgd_decay'?" in refused.stderr
+
+
 def built(source: Path, into: Path) -> Path:
     """The wheel of a checkout's code and settings, built offline from its sdist."""
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(source)]
@@ -146,7 +171,7 @@ def test_a_wheel_makes_a_project_that_runs_and_that_an_upgrade_leaves_alone(tmp_
         "constraints.txt",
     ):
         shutil.copy(ROOT / name, source)
-    for name in ("src", "conf"):
+    for name in ("src", "conf", "tests"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__", "local"))
     first = built(source, tmp_path / "first")
     carried = zipfile.ZipFile(first).namelist()
@@ -171,6 +196,7 @@ def test_a_wheel_makes_a_project_that_runs_and_that_an_upgrade_leaves_alone(tmp_
     study = tmp_path / "my-study"
     call(python, "-m", "kedro", "run", "--pipeline=dpsgd_f", "--params=training.epochs=1", where=study)
     assert (study / "data/08_reporting/digits/dpsgd_f/seed=0/report.html").is_file()
+    assert " passed" in call(python.parent / "equidp", "check", "dpsgd_tanh", where=study)
     (study / "conf/base/parameters/mine.yml").write_text("training: {epochs: 1}\n")
     mine = digests(study)
 

@@ -31,6 +31,18 @@ class Half(AlgorithmSettings):
 
     def build(self) -> Algorithm:
         return Algorithm(name="dpsgd_half", weights=FlatClip(), initial={"clip_norm": self.clip_norm / 2})
+
+class Gentle(FlatClip):
+    "Half of flat clipping's weights."
+    def weights(self, norms, public):
+        return super().weights(norms, public) / 2
+    def bound(self, public):
+        return super().bound(public) / 2
+
+class Careless(Gentle):
+    'The same, with a bound that is too small.'
+    def bound(self, public):
+        return super().bound(public) / 2
 """
 
 ASKED = """
@@ -40,15 +52,20 @@ from equidp.errors import EquidpError
 from equidp.models import MODELS
 from equidp.parameters import resolve
 from equidp.pipeline_registry import register_pipelines
+from equidp.reporting.release.facts import packages
 given = {"dataset": "digits", "raw_dir": "data", "privacy": {"epsilon": 3}, "dpsgd_half": {"options": {"clip_norm": 3}}}
 settings, pipelines = resolve(given), register_pipelines()
 print(settings.algorithm("dpsgd_half").initial, "dpsgd_half" in pipelines, MODELS["flat"].__name__)
+recombined = algorithm_settings("custom", {"weights": "gentle"})
+print(recombined.build().weights.__class__.__name__, packages("custom", "flat", recombined.model_dump(mode="json")))
 for refused in (lambda: settings.algorithm("broken"), lambda: pipelines["broken"], lambda: settings.algorithm("other")):
     try:
         refused()
     except EquidpError as error:
         print(error)
 """
+
+PARTS = "[equidp.mechanism.parts.weights]\ngentle = half:Gentle\ncareless = half:Careless\n"
 
 
 class OfTheBackport:
@@ -96,7 +113,9 @@ def test_two_packages_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -
         names["one"]
 
 
-def test_an_installed_package_adds_a_pipeline_with_its_settings_and_a_model(tmp_path: Path) -> None:
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process that finds a package's classes."""
     (tmp_path / "half.py").write_text(ALGORITHM)
     (tmp_path / "flat.py").write_text("from equidp.models.linear import Logistic\nclass Flat(Logistic): pass\n")
     facts = tmp_path / "half-0.1.dist-info"
@@ -104,20 +123,27 @@ def test_an_installed_package_adds_a_pipeline_with_its_settings_and_a_model(tmp_
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 0.1\n")
     (facts / "entry_points.txt").write_text(
         "[equidp.algorithms]\ndpsgd_half = half:Half\nbroken = no_module:X\nother = half:Half\n"
-        "[equidp.models]\nflat = flat:Flat\n"
+        "[equidp.models]\nflat = flat:Flat\n" + PARTS
     )
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
-    done = subprocess.run(
-        [sys.executable, "-c", ASKED],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    first, *refused = done.stdout.splitlines()
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))}
+
+
+def test_an_installed_package_adds_a_pipeline_with_its_settings_a_part_and_a_model(installed: dict[str, str]) -> None:
+    done = subprocess.run([sys.executable, "-c", ASKED], env=installed, capture_output=True, text=True, check=False)
+    first, second, *refused = done.stdout.splitlines()
     assert first == "{'clip_norm': 1.5} True Flat", done.stderr
+    assert second == "Gentle ['half']"
     assert [line.partition(":")[0] for line in refused] == ["no_module", "no_module", "other"]
     assert "must return an Algorithm of the name 'other', not 'dpsgd_half'" in refused[2]
+
+
+@pytest.mark.parametrize(("name", "passes"), [("gentle", True), ("careless", False)])
+def test_a_part_of_an_installed_package_is_held_to_the_contract(installed, name: str, passes: bool, tmp_path) -> None:
+    (tmp_path / "half-0.1.dist-info/entry_points.txt").write_text(PARTS)
+    call = [sys.executable, "-c", "from equidp.new_project import main; main()", "check", name]
+    done = subprocess.run(call, env=installed, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "passed" in done.stdout, done.stdout + done.stderr
+    assert (done.returncode == 0, " failed" not in done.stdout) == (passes, passes), done.stdout
 
 
 def test_the_model_of_the_docs_is_built_from_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,13 +157,13 @@ def draft(path: Path, raw_dir: Path, name: str, label: tuple[str, ...], *, unit:
         EquidpError: the file is not there, or lies elsewhere, or is none to draft from, or has no such column.
     """
     if path.is_dir():
-        raise EquidpError(f"{path} is a folder: name a table. Images are declared by hand (docs/images.md).")
+        raise EquidpError(f"{path} is a folder: name a table. For images write a preset of data.source: image_folder.")
     if not path.is_file():
         raise EquidpError(f"{path} is missing: name a csv, parquet or feather file.")
     if path.suffix.lower() in EXCEL:
         raise EquidpError(
-            f"{path} is a workbook: give its sheet an entry in conf/base/catalog.yml (type pandas.ExcelDataset: "
-            "docs/tables.md has one), and then name that: kedro new-dataset --catalog ENTRY."
+            f"{path} is a workbook: give its sheet an entry in conf/base/catalog.yml, such as `sheet: {{type: "
+            f"pandas.ExcelDataset, filepath: {path}}}`, and then name that: kedro new-dataset --catalog sheet."
         )
     if not path.resolve().is_relative_to(raw_dir.resolve()):
         raise EquidpError(
@@ -208,9 +208,8 @@ def _drafted(
     remarks = (
         (ids, "it is called like an identifier", ""),
         (distinct, "nearly every row has a value of its own, as of an identifier or a text", ""),
-        (dates, "it is a date", ". Derive a number or a band from it first (docs/tables.md)"),
-        (images, "it is called like a file", ". Where a table is of images, their folder is the source (image_folder: "
-         "docs/images.md)"),
+        (dates, "it is a date", ". Write a column of your own from it, such as the age then, or the quarter"),
+        (images, "it is called like a file", ". Where a table is of images, data.source is image_folder"),
     )  # fmt: skip
     not_taken = [f"as {why}: {', '.join(map(_text, names))}{more}" for names, why, more in remarks if names]
     features = [column for column in left if column not in (*distinct, *dates)]
@@ -262,6 +261,7 @@ def check(
             )
     loader = load()
     settings = loader.settings
+    click.echo("Reads the table and tries it against the preset.", err=True)
     import torch  # late, too: a draft needs none of it
 
     from equidp.data.labelling import group_table
@@ -277,11 +277,12 @@ def check(
     for grouping, some in rows.groupby("grouping", sort=False):
         counts = zip(some["group"], some["train"], strict=True)
         found.append(f"{grouping}: {', '.join(f'{name} {count:,}' for name, count in counts)}")
-    found.insert(0, f"{len(records):,} rows, {records.features.shape[1]} features")
+    found.insert(0, f"{len(records):,} rows, {'×'.join(map(str, records.features.shape[1:]))} features")
     if not (table.columns and records.schema.classes):
         return "\n".join(found), ""
     from equidp.starting_rate import starting_rate  # late: it imports all that trains
 
+    click.echo("It is as declared. Now seven short trainings on made-up rows, for a rate to start from.", err=True)
     whole = records.unit if settings.privacy.by_unit else None
     units = len(records) if whole is None else len(whole.unique())
     rate, bound = starting_rate(settings, records.schema, table.columns, units)

@@ -1,4 +1,5 @@
-"""The command `equidp`: `equidp new my-study` makes a project, whose files an upgrade of the package leaves alone.
+"""The command `equidp`: `equidp new my-study` makes a project, whose files an upgrade of the package leaves alone, and
+`equidp check NAME` holds an algorithm of another package to the contract of equidp's own.
 
 A project holds its data, its results and the settings that differ from the package's (`equidp.packaged.conf`).
 """
@@ -10,6 +11,7 @@ import re
 import shlex
 import shutil
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -17,8 +19,9 @@ import click
 import yaml
 
 from equidp import __version__
-from equidp.errors import EquidpError
-from equidp.packaged import TEMPLATE, conf
+from equidp.errors import EquidpError, refuse_unknown
+from equidp.packaged import TEMPLATE, conf, contract
+from equidp.system.extras import extra, not_installed
 from equidp.system.files import replacing_folder
 
 FOLDERS = (
@@ -52,6 +55,32 @@ def new(folder: Path) -> None:
     create(folder)
     entered = shlex.quote(str(folder))
     click.echo(f"{folder} is made. Now: cd {entered} && kedro run --pipeline=dpsgd_f, then read {folder}/README.md.")
+
+
+@main.command()
+@click.argument("name")
+def check(name: str) -> None:
+    """Hold an algorithm of an installed package to the contract that equidp's own fulfil.
+
+    NAME is the algorithm's, or that of a part for `custom`. Sensitivity, noise, sampling, ledger and resumption are
+    tried on tiny data, and runs with and without one unit. What fails is shown.
+    """
+    from equidp.algorithms import ALGORITHMS
+    from equidp.algorithms.custom import PARTS, around
+
+    added = {part: kind for kind, parts in PARTS.items() for part in parts if parts.package(part)}
+    refuse_unknown("algorithm", [name], {**added, **ALGORITHMS})
+    if name not in ALGORITHMS:
+        ALGORITHMS[name] = around(added[name], name)
+    ALGORITHMS[name]().build()  # what cannot be is refused in a sentence
+    if find_spec("hypothesis") is None:  # imported too early, its assertions are not pytest's
+        raise not_installed("hypothesis", "equidp check")
+    pytest, folder = extra("pytest", "equidp check"), contract()
+    tests = [str(folder / "tests" / "algorithms" / f"test_{of}.py") for of in ("contract", "replayed")]
+    # none of the settings of a project that it is called in
+    own = ["-c", os.devnull, "--rootdir", str(folder), "-o", f"pythonpath={folder}", "-p", "no:cacheprovider"]
+    own += ["--import-mode=importlib", "-W", "ignore::pytest.PytestWarning"]
+    raise SystemExit(pytest.main([*own, "-q", "-k", name, *tests]))
 
 
 def create(folder: Path) -> None:

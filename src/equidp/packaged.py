@@ -14,3 +14,9 @@ def conf() -> Path:
     """The settings that lie below every project's own: in the package, or in the checkout that it is imported from."""
     inside = HERE / "conf"
     return inside if inside.is_dir() else HERE.parents[1] / "conf"
+
+
+def contract() -> Path:
+    """The folder of `tests/algorithms` that `equidp check` runs, likewise."""
+    inside = HERE / "contract"
+    return inside if inside.is_dir() else HERE.parents[1]

@@ -176,6 +176,7 @@ def test_the_page_warns_that_it_is_outside_the_guarantee(findings):
     read = page(findings)
     assert any(attrs.get("class") == "warning" for _, attrs in read.tags)
     assert "outside the privacy guarantee" in read.text
+    assert "No mark: too few members, or others." in read.text
     assert {"verdict", "membership", "figures", "reading", "settings", "provenance"} == {
         attrs.get("id") for tag, attrs in read.tags if tag == "section"
     }

@@ -70,6 +70,15 @@ def test_a_model_that_chance_explains_is_told_of(caplog):
     assert "dpsgd: the model is hardly better than guesses: MCC 0.09" in said(caplog, "dpsgd", predicted, labels)
 
 
+def test_a_model_without_any_error_is_told_of_where_records_are_many(caplog):
+    labels = (0,) * 60 + (1,) * 40
+    assert "dpsgd: the model got all 100 records right, as where a feature tells the label" in said(
+        caplog, "dpsgd", labels, labels
+    )
+    assert not said(caplog, "dpsgd", labels[1:], labels[1:])
+    assert not said(caplog, "dpsgd", (1, *labels[1:]), labels)
+
+
 def test_a_baseline_whose_loss_is_above_that_of_equal_probabilities_is_told_of(caplog):
     """Its accuracy may be as high as the private model's: privacy seemed to be free beside a rate far too large."""
     labels, sure_and_often_wrong = (0, 1) * 40, (0, 1) * 30 + (1, 1) * 10

@@ -22,6 +22,13 @@ def test_every_figure_is_listed():
     assert set(re.findall(r"^\| `(\w+)`", text, flags=re.M)) <= set(public)
 
 
+def test_runs_are_found_in_a_project_of_any_name():
+    """`equidp new` names the experiment as the project."""
+    notebook = PAGE.parents[1] / "notebooks" / "reading_results.ipynb"
+    for file in (PAGE, notebook):
+        assert "search_runs(search_all_experiments=True" in file.read_text(encoding="utf-8"), file
+
+
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(block, tmp_path, monkeypatch):

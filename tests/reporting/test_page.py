@@ -274,7 +274,27 @@ def test_a_private_model_that_guesses_is_said(sample):
     documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": guessing}}
     text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
     assert "The model of dpsgd has learnt nothing" in text
-    assert "The non-private baseline" not in text[: text.index("Overview")]
+    assert "The non-private baseline" not in text[: text.index("Choose a heading")]
+
+
+def test_what_one_baseline_is_told_for_several_models_is_told_once(sample):
+    guessing = {"overall": sample.documents["dpsgd"]["baseline"]["overall"] | {"mcc": 0.0, "auroc": 0.5}}
+    documents = {
+        name: of | ({"baseline": of["baseline"] | guessing} if of.get("baseline") else {})
+        for name, of in sample.documents.items()
+    }
+    several = ", ".join(name for name, of in documents.items() if of.get("baseline"))
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "," in several
+    assert text.count("The non-private baseline of") == 1
+    assert f"The non-private baseline of {several} has learnt nothing: its MCC is not above 0" in text
+
+
+def test_models_without_any_error_are_said(sample):
+    right = sample.documents["dpsgd"]["overall"] | {"accuracy": 1.0, "count": 1601}
+    documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": right}}
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "dpsgd got all 1,601 records right, as where a feature tells the label" in text
 
 
 def test_a_model_that_chance_explains_is_said(sample):
@@ -311,7 +331,10 @@ def test_research_mode_is_announced_once_and_secure_mode_is_not(sample, page):
     assert "dpsgd_f: the published formula gives" in page.text
     assert "Research mode: sampling and noise were drawn from the fixed seed 0" in page.text
     secure = {name: {**facts, "secure": True, "seed": None} for name, facts in sample.privacy.items()}
-    assert "Research mode" not in Reader(html_report(**(sample.arguments() | {"privacy": secure}))).text
+    text = Reader(html_report(**(sample.arguments() | {"privacy": secure}))).text
+    assert "Research mode" not in text
+    assert "This page stays inside: figures of test records" in text[: text.index("Choose a heading")]
+    assert "This page stays inside" not in page.text
 
 
 def test_several_doubtful_figures_are_told_in_one_sentence(sample):

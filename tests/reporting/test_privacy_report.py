@@ -155,6 +155,18 @@ def test_the_statement_knows_which_algorithms_are_no_papers():
     assert found["epsilon_published"]["paper"] is False
 
 
+def test_an_epsilon_above_the_one_asked_for_is_explained_where_steps_were_taken_again():
+    algorithm = algorithm_settings("dpsgd").build()
+    privacy = PrivacySettings(noise_multiplier=1.5, delta=1e-5, secure=True)
+    plan = Plan(records=900, batch_size=90, epochs=2, groups=2, delta=1e-5, noise_multiplier=1.5)
+    events = algorithm.events(plan)
+    for more, told in ((0, False), (3, True)):
+        charged = tuple(dataclasses.replace(event, count=event.count + more) for event in events)
+        outcome = Outcome(charged, plan.steps, plan.steps)
+        found = privacy_statement(algorithm, plan, outcome, privacy=privacy, training=TrainingSettings(), seed=0)
+        assert ("were taken again, with other noise, and both count" in privacy_report(found, "x")) == told
+
+
 def test_an_epsilon_that_is_a_cap_is_not_explained_by_the_ledger():
     capped = honest() | {"epsilon": 8.0}
     assert "a cap fixed before training" in privacy_report(honest(epsilon_fixed_before_training=False))

@@ -159,6 +159,22 @@ def lines_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {key: line for lines in document["topics"].values() for key, line in lines.items()}
 
 
+def test_the_card_says_how_numbers_are_written() -> None:
+    options = {"label": "ill", "features": {"a": {"kind": "numeric", "minimum": 0, "maximum": 1}}}
+    assert "declared in config.json:" in files(card=card(source_options=options))["README.md"].decode()
+    told = files(card=card(source_options={**options, "decimal": ","}))["README.md"].decode()
+    assert "declared in config.json; the decimal sign is `,`:" in told
+
+
+def test_the_checklist_does_not_vouch_for_the_code_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = lines_of(document(files(), "checklist"))["tests"]["answer"]
+    monkeypatch.setattr(what_goes_out, "packages", lambda *_: ["my-dp"])
+    found = files(card=card(software={**card()["software"], "my-dp": "0.1"}))
+    told = lines_of(document(found, "checklist"))["tests"]["answer"]
+    assert "my-dp" not in plain
+    assert "They do not know what my-dp brings to this model" in told
+
+
 PLANTED = {
     "/home/jane": lambda given: given["card"]["source_options"].update(path="/home/jane/clinic.csv"),
     "wards.csv": lambda given: given["card"]["source_options"].update(files=["wards.csv"]),
@@ -205,7 +221,8 @@ def test_what_may_not_go_out_is_in_no_file(asked):
     given |= {"metrics_release": noised}
     for plant in PLANTED.values():
         plant(given)
-    given["released_metrics"] = given.pop("metrics_release")
+    planted = given.pop("metrics_release")
+    given["released_metrics"] = None if "test" in asked else planted  # one of the two alone may go out
     given["audit"]["training"] = AUDITED | {"membership": given["privacy"]["membership"], "card": given["card"]}
     found = files(ReleaseSettings(unprotected=asked), **given)
     assert lines_of(document(found, "reidentification"))["audit"]["status"] == (
@@ -530,6 +547,13 @@ def test_figures_of_validation_records_are_refused():
     with pytest.raises(EquidpError, match="validation records"):
         resolve(settings | {"release": {"unprotected": "test"}})
     assert resolve(settings).release.documents is None
+
+
+def test_exact_figures_beside_those_with_noise_are_refused():
+    """The folder had no exact figure, and its documents said that the curator chose to publish them."""
+    noised = {"epsilon": 0.5, "delta": 1e-6, "overall": {"accuracy": 0.8091}, "groups": {}}
+    with pytest.raises(EquidpError, match="with noise, and the exact ones beside them would undo it"):
+        files(ReleaseSettings(unprotected=("test",)), released_metrics=noised)
 
 
 def test_a_secure_run_writes_its_documents_and_any_other_on_request():

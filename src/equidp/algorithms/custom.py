@@ -12,6 +12,7 @@ A part that is not named is the plain one. A combination that cannot hold is ref
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -43,6 +44,7 @@ from equidp.algorithms.soft_adaclip import SoftClip
 from equidp.errors import EquidpError, refuse_unknown
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
+    Acceptance,
     AlwaysAccept,
     Constant,
     Contribution,
@@ -53,14 +55,17 @@ from equidp.mechanism.parts import (
     PoissonSampler,
     Positive,
     Released,
+    Sampler,
+    Schedule,
     SideRelease,
     UnitWeight,
     Update,
     WeightRule,
 )
 from equidp.options import not_valid
+from equidp.registry import Registry
 
-PARTS: dict[str, dict[str, type[Part]]] = {
+OWN_PARTS: dict[str, dict[str, type[Part]]] = {
     "sampler": {
         "poisson": PoissonSampler,
         "full_batch": FullBatch,
@@ -106,6 +111,12 @@ PARTS: dict[str, dict[str, type[Part]]] = {
     "released_weights": {"trained": Released, "average": ExponentialAverage},
 }
 """Parts by kind and name, as typed under `custom`."""
+
+KINDS = (Sampler, Objective, Contribution, WeightRule, Schedule, SideRelease, Update, Acceptance, Released)
+PARTS: dict[str, Registry[type[Part]]] = {
+    kind: Registry(base.__module__, OWN_PARTS[kind], base.__name__) for kind, base in zip(OWN_PARTS, KINDS, strict=True)
+}
+"""And those of installed packages: an entry point's group is the module of the kind's class."""
 
 Choice = Annotated[dict[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
 """A part's name with its settings, `{name: psasc, scale: 0.8}`; a name alone will do."""
@@ -172,3 +183,13 @@ class Custom(AlgorithmSettings):
                 defaults |= part.defaults
         refuse_unknown("value in custom.initial", self.initial, defaults)
         return defaults | self.initial
+
+
+def around(kind: str, name: str) -> type[Custom]:
+    """The settings of an algorithm that has one part in the place of the plain one, and its name."""
+
+    class Around(Custom):
+        def build(self) -> Algorithm:
+            return replace(Custom.build(self.model_copy(update={kind: {"name": name}})), name=name)
+
+    return Around

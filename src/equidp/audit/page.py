@@ -207,7 +207,8 @@ def _figures(findings: Mapping[str, Any]) -> Iterator[tuple[go.Figure, str]]:
             "The curve is the most that any attack can achieve on the claimed ledger; the points are what these "
             "attacks achieved. Points above it refute the claim, unless chance put them there.",
         )
-    caption = f"With {findings['confidence']:.0%} intervals, before (sgd) and after privacy. Dotted: blind guessing."
+    caption = f"With {findings['confidence']:.0%} intervals, before (sgd) and after privacy. Dotted: blind guessing. "
+    caption += "No mark: too few members, or others."
     attacks = findings["membership"].get(BASELINE, {})
     for grouping, groups in next(iter(attacks.values()), {"groups": {}})["groups"].items():
         if len(groups) <= MAX_FIGURE_GROUPS:

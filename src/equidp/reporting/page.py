@@ -14,7 +14,7 @@ from equidp.errors import listed_names
 from equidp.reporting import figures, tables
 from equidp.reporting.figures.drawing import capital
 from equidp.reporting.labels import labels_tables
-from equidp.reporting.privacy_report import DECIDING, NO_GUARANTEE, privacy_sections, research_mode, understated
+from equidp.reporting.privacy_report import DECIDING, INSIDE, NO_GUARANTEE, privacy_sections, research_mode, understated
 from equidp.reporting.rates import rates_tables
 from equidp.reporting.released import released_page
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
@@ -301,6 +301,8 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
 def _privacy_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> Iterator[str]:
     """What ε does not mean here."""
     yield from filter(None, map(research_mode, privacy.values()))
+    if any(facts.get("secure") for facts in privacy.values()):
+        yield INSIDE
     if not any(privacy_facts(name, privacy)["private"] for name in documents):
         yield NO_GUARANTEE
     for name, facts in privacy.items():
@@ -317,8 +319,8 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
         yield f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here."
     baselines = {name: document["baseline"] for name, document in documents.items() if document.get("baseline")}
     guesses = {name: said for name, baseline in baselines.items() if (said := task.guessing(baseline))}
-    for name, said in guesses.items():
-        yield f"The non-private baseline of {name} {said}. Beside it privacy would seem to be free: no cost is told."
+    for said in _together(guesses):
+        yield f"The non-private baseline of {said} Beside it privacy would seem to be free: no cost is told."
     learnt = [name for name, document in documents.items() if name not in guesses and not task.guessing(document)]
     yield from _together({name: said for name in learnt if (said := task.outdone(documents[name]))})
     if far := {name: said for name, of in baselines.items() if name not in guesses and (said := task.overshot(of))}:
@@ -330,6 +332,7 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
         if said := task.guessing(document):
             yield f"The model of {name} {said}. {task.guessed_means}."
     yield from _together({name: said for name, of in documents.items() if (said := task.hardly(of))})
+    yield from _together({name: said for name, of in documents.items() if (said := task.flawless(of))})
     if lost := [name for name, baseline in baselines.items() if task.diverged(baseline)]:
         yield (
             f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and "

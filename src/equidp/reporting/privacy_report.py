@@ -34,6 +34,11 @@ NO_GUARANTEE = (
     "everything measured on it belongs inside the organisation that holds the data."
 )
 
+INSIDE = (
+    "This page stays inside: figures of test records, sizes of groups and the baseline are exact. What may go out is "
+    "in the folder release/."
+)
+
 UNPROTECTED = "The test records are not protected at all: figures of them are exact."
 
 DECIDING = (

@@ -22,5 +22,5 @@ def extra(name: str, needed_by: str) -> Any:
 def not_installed(name: str, needed_by: str) -> EquidpError:
     """Build the error for a module that is missing."""
     library = name.partition(".")[0]
-    chosen = "excel" if library == EXCEL else "pretrained"
+    chosen = {EXCEL: "excel", "pytest": "check", "hypothesis": "check"}.get(library, "pretrained")
     return EquidpError(f"{needed_by} needs {library}, which is not installed: pip install 'equidp[{chosen}]'.")

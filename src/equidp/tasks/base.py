@@ -176,6 +176,11 @@ class Task(ABC):
         return None
 
     @classmethod
+    def flawless(cls, figures: Mapping[str, Any]) -> str | None:
+        """What to say of a model that is too good to be true, as predicate of a sentence; None if not told."""
+        return None
+
+    @classmethod
     def overshot(cls, figures: Mapping[str, Any]) -> str | None:
         """What to say of a model whose loss is worse than without any training; None if not told."""
         return None

@@ -96,7 +96,7 @@ def refuse_without_classes(algorithm: Algorithm, task: str) -> None:
     if algorithm.objective.by_class and task != CLASSIFICATION:
         raise EquidpError(
             f"{algorithm.name} allows for how rare each class is, and is for classification, not for the task {task}: "
-            "choose another algorithm (docs/tasks.md says which do not fit it)."
+            "choose another algorithm, such as dpsgd or dpsgd_f_smooth."
         )
 
 

@@ -18,6 +18,11 @@ from equidp.evaluation.histogram import figures_event, sensitivity, tables
 from equidp.mechanism.algorithm import Algorithm, Outcome
 from equidp.parameters import DataSettings, PrivacySettings, TrainingSettings
 
+REPEATED = (
+    "The run was interrupted. Steps since its last checkpoint were taken again, with other noise, and both count: ε is "
+    "larger than of a run without a break."
+)
+
 
 def privacy_statement(
     algorithm: Algorithm,
@@ -96,7 +101,7 @@ def privacy_statement(
         **({"test_records_decide": True} if algorithm.acceptance.on_test else {}),
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": _assumptions(algorithm, plan, privacy, membership, declared=declared),
-        "notes": [],
+        "notes": [] if accounted.run == accounted.planned else [REPEATED],
     }
 
 

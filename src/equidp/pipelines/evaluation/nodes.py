@@ -46,7 +46,7 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
     figures = task.evaluate(scores, test.labels.numpy(), groups, units=_units(test), **positive)
     if said := task.guessing(figures):  # here, of each model once, however many are compared with the baseline
         _tell_of_guessing(algorithm, said, task)
-    elif said := task.hardly(figures):
+    elif said := task.hardly(figures) or task.flawless(figures):
         logger.warning("%s: the model %s.", algorithm, said)
     elif algorithm == BASELINE and (said := task.overshot(figures)):
         logger.warning(

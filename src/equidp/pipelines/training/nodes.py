@@ -166,7 +166,10 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
         },
         "source": settings.data.source,
         "source_options": published_options(settings.data.source, settings.data.options),
-        "software": {name: importlib.metadata.version(name) for name in (*SOFTWARE, *packages(algorithm, built.name))},
+        "software": {
+            name: importlib.metadata.version(name)
+            for name in (*SOFTWARE, *packages(algorithm, built.name, settings.options(algorithm)))
+        },
     }
 
 

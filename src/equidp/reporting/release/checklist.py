@@ -12,7 +12,7 @@ from typing import Any
 
 from equidp.data.sources import unit_noun
 from equidp.reporting.attack import recognised, share_text
-from equidp.reporting.release.facts import Facts
+from equidp.reporting.release.facts import SOFTWARE, Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
 from equidp.reporting.release.registry import (
     accounting,
@@ -97,6 +97,8 @@ def _algorithm(facts: Facts) -> list[Line]:
     privacy = facts.privacy
     audit = facts.audit and facts.audit["gradient_canaries"]
     tested = "The code's own tests attack every algorithm and plant faults that must be found."
+    if others := [name for name in facts.software if name not in SOFTWARE]:
+        tested += f" They do not know what {', '.join(others)} brings to this model: that package's authors answer."
     if audit:
         verdict = "did not refute" if audit["consistent"] else "REFUTED"
         tested += f" An audit of a training with the same plan {verdict} the claim (reidentification.md)."

@@ -19,6 +19,7 @@ from typing import Any
 
 from equidp.accounting.dataset_ledger import Spent
 from equidp.algorithms import ALGORITHMS, BASELINE
+from equidp.algorithms.custom import PARTS
 from equidp.data.records import MIN_TEST_RECORDS, Schema
 from equidp.data.tables import looks_at_other_rows
 from equidp.errors import EquidpError
@@ -202,7 +203,13 @@ def released_facts(
         raise EquidpError(
             f"The model is {card.get('algorithm')}'s and the privacy statement {privacy['algorithm']}'s: train again."
         )
+    if released_metrics and "test" in settings.unprotected:
+        raise EquidpError(
+            "release.unprotected=test: this run released figures of its test records with noise, and the exact ones "
+            "beside them would undo it. Leave it out."
+        )
     found = _audit(audit, privacy, card, exact="audit" in settings.unprotected)
+    others = packages(privacy["algorithm"], card["model"], (card.get("training") or {}).get("options", {}))
     statement = _only(privacy, STATEMENT)
     if statement.get("secure"):
         statement["seed"] = None
@@ -228,9 +235,7 @@ def released_facts(
         else (),
         counted=counted,
         curator=settings.statements(),
-        software=_only(
-            card.get("software") or {"equidp": UNTOLD}, (*SOFTWARE, *packages(privacy["algorithm"], card["model"]))
-        ),
+        software=_only(card.get("software") or {"equidp": UNTOLD}, (*SOFTWARE, *others)),
         warning=_warning(statement, found),
     )
 
@@ -248,10 +253,12 @@ def _encoding(options: Mapping[str, Any]) -> dict[str, Any]:
     return encoding
 
 
-def packages(algorithm: str, model: str) -> list[str]:
-    """The packages that add the algorithm or the network, if others than this one do."""
-    found = ALGORITHMS.package(algorithm), MODELS.package(model)
-    return sorted({name for name in found if name})
+def packages(algorithm: str, model: str, options: Mapping[str, Any]) -> list[str]:
+    """The packages that add the algorithm, a part of it or the network, if others than this one do."""
+    found = {ALGORITHMS.package(algorithm), MODELS.package(model)}
+    if algorithm == "custom":
+        found |= {PARTS[kind].package(part["name"]) for kind, part in options.items() if part and kind in PARTS}
+    return sorted(name for name in found if name)
 
 
 def _warning(privacy: Mapping[str, Any], audit: Mapping[str, Any] | None) -> str | None:

@@ -95,7 +95,7 @@ def as_markdown(document: Document) -> str:
         parts.append(f"**{document.warning}**")
     missing = open_lines(document)
     every = sum(map(len, document.topics.values()))
-    parts.append(f"{every - len(missing)} of {every} lines are answered; {len(missing)} are open.")
+    parts.append(f"{every - len(missing)} of {every} lines are answered, {len(missing)} open.")
     for topic, lines in document.topics.items():
         parts.append(f"## {topic}")
         for line in lines:
