@@ -107,6 +107,7 @@ def halved(line: nn.Linear, x: Tensor) -> Tensor:
         return line(x).float()
 
 
+@pytest.mark.usefixtures("half_on_cpu")
 def test_autocast_in_a_models_own_forward_is_named() -> None:
     with pytest.raises(EquidpError, match=r'turns torch.autocast on in its own forward.*precision="bf16"'):
         GradientEngine(As(halved), LOSS).norms(FEATURES, LABELS)
