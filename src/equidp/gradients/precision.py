@@ -49,8 +49,12 @@ def refuse_half_on_cpu(model: nn.Module, precision: str) -> None:
     if not half and not (cpu and precision == "bf16"):
         return
     what = f"Parameter {half[0]!r} is in half precision" if half else 'precision="bf16" (training.precision=bf16)'
-    remedy = "make it float32 (model.float())" if half else "leave it out"
-    raise EquidpError(
+    raise spoiling(what, "make it float32 (model.float())" if half else "leave it out")
+
+
+def spoiling(what: str, remedy: str) -> EquidpError:
+    """What is said of half precision on a CPU."""
+    return EquidpError(
         f"{what}: in a CPU's products of half precision a record whose numbers are not finite spoils the record before "
         f"it, and so moves the sum by more than its bound; {remedy}, or train on a GPU."
     )
