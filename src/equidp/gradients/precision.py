@@ -30,7 +30,7 @@ def refuse_autocast(kind: str) -> None:
     if torch.is_autocast_enabled(kind):
         raise EquidpError(
             "Inside torch.autocast norms and sums of gradients would be taken in half precision: leave it out, and set "
-            'precision="bf16" (training.precision=bf16), which runs the model alone under it.'
+            'precision="bf16" (training.precision=bf16) on a GPU, which runs the model alone under it.'
         )
 
 
@@ -80,7 +80,7 @@ def refuse_short_products(device: torch.device) -> None:
         raise EquidpError(
             "torch is set to shorten float32's products, and norms and sums of gradients want all digits: leave out "
             "torch.set_float32_matmul_precision, torch.backends' fp32_precision and TORCH_ALLOW_TF32_CUBLAS_OVERRIDE; "
-            'for cheaper passes there is precision="bf16" (training.precision=bf16).'
+            'for cheaper passes on a GPU there is precision="bf16" (training.precision=bf16).'
         )
 
 
