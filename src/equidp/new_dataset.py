@@ -283,7 +283,9 @@ def check(
     from equidp.starting_rate import starting_rate  # late: it imports all that trains
 
     whole = records.unit if settings.privacy.by_unit else None
-    units = len(records) if whole is None else len(whole.unique())
+    # by declared sizes how many there are is protected, and what is proposed here becomes a setting
+    declared = sum(records.schema.sizes if whole is None else records.schema.unit_sizes)
+    units = declared or (len(records) if whole is None else len(whole.unique()))
     rate, bound = starting_rate(settings, records.schema, table.columns, units)
     start = f"training.learning_rate={rate:g},dpsgd.options.clip_norm={bound:g}"
     told = "To start from (found on made-up rows of this shape, not on the table; write it into the preset)"
