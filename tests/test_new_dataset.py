@@ -226,10 +226,20 @@ def test_several_labels_are_drafted_and_checked(project: Path) -> None:
     preset.unlink()
 
 
-@pytest.mark.parametrize(("protected", "count"), [("", 4), (", unit: home", 2)])
+@pytest.mark.parametrize(
+    ("protected", "declared", "count"),
+    [
+        ("", "", 4),
+        (", unit: home", "", 2),
+        ("", ", sizes: [30, 50]", 80),
+        (", unit: home", ", sizes: [30, 50], unit_sizes: [20, 40]", 60),
+        (", unit: home", ", sizes: [30, 50]", 2),
+    ],
+)
 def test_a_rate_to_start_from_is_for_as_many_units_as_the_run_has(
-    project: Path, monkeypatch: pytest.MonkeyPatch, protected: str, count: int
+    project: Path, monkeypatch: pytest.MonkeyPatch, protected: str, declared: str, count: int
 ) -> None:
+    """By declared sizes where there are some: how many there are is protected then, and the rate is a setting."""
     asked = []
     monkeypatch.setattr("equidp.starting_rate.starting_rate", lambda *facts: asked.append(facts[-1]) or (3.0, 0.3))
     (project / "data" / "01_raw" / "homes.csv").write_text("home,x,y\n1,2,a\n1,3,b\n2,4,a\n2,5,b\n")
@@ -242,7 +252,8 @@ presets:
       source: table
       split_by: home
       options:
-        {{path: homes.csv, label: y, classes: [a, b], unit: home, features: {{x: {{kind: numeric, maximum: 9}}}}}}
+        {{path: homes.csv, label: y, classes: [a, b], unit: home{declared},
+          features: {{x: {{kind: numeric, maximum: 9}}}}}}
     model: {{name: logistic}}
     privacy: {{epsilon: 1.0, delta: 1.0e-5{protected}}}
 """)

@@ -284,7 +284,9 @@ def check(
 
     click.echo("It is as declared. Now seven short trainings on made-up rows, for a rate to start from.", err=True)
     whole = records.unit if settings.privacy.by_unit else None
-    units = len(records) if whole is None else len(whole.unique())
+    # by declared sizes how many there are is protected, and what is proposed here becomes a setting
+    declared = sum(records.schema.sizes if whole is None else records.schema.unit_sizes)
+    units = declared or (len(records) if whole is None else len(whole.unique()))
     rate, bound = starting_rate(settings, records.schema, table.columns, units)
     start = f"training.learning_rate={rate:g},dpsgd.options.clip_norm={bound:g}"
     heading = "To start from (found on made-up rows of this shape, not on the table; write it into the preset)"

@@ -3,8 +3,8 @@
 The made-up table has what is declared: the columns, their categories, all alike in frequency, and numbers evenly spread
 over their bounds. Its classes follow from random weights, with some chance. A few private trainings with the run's own
 noise and number of steps try rates, and then a tighter bound. The user's table has no part in it, but for its number of
-rows or units, which a statement of ε takes as public. So the search costs no privacy; the pair is where to start, not
-the best.
+rows or units where no sizes are declared, which a statement of ε then takes as public. So the search costs no privacy;
+the pair is where to start, not the best.
 """
 
 from __future__ import annotations

@@ -105,3 +105,21 @@ def test_a_resumed_life_ends_where_the_budget_does(lab: Any) -> None:
 def test_what_its_budget_does_not_cover_is_refused(lab: Any, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(EquidpError, match=reason):
         lab.trainer("custom", {"sampler": "groups", **options})
+
+
+class Seeing(SeededRandom):
+    """Keeps the exact values that it is given."""
+
+    def perturb(self, values: torch.Tensor, **how: Any) -> torch.Tensor:
+        self.seen = [*getattr(self, "seen", []), values.clone()]
+        return super().perturb(values, **how)
+
+
+def test_the_sizes_of_very_large_groups_are_counted_to_the_last_record(lab: Any, monkeypatch: Any) -> None:
+    """In float32 the record after 2²⁴ would not count, and the next one as two."""
+    trainer, size = lab.trainer("asc", random=Seeing(0, "cpu")), 2**24 + 1
+    monkeypatch.setattr(trainer.population, "size", size)
+    monkeypatch.setattr(trainer.population, "groups", torch.zeros((), dtype=torch.int64).expand(size))
+    monkeypatch.setattr(trainer, "losses", lambda units: torch.zeros(()).expand(len(units)))
+    trainer.begin_epoch(0)
+    assert trainer.random.seen[0].tolist() == [size, 0, 0]

@@ -239,3 +239,17 @@ class TestWeight:
         assert float(found.max()) <= top * (1 + 1e-6)
         if stability <= 1 / scale:
             assert float(found[-1]) == pytest.approx(top, rel=1e-6)
+
+
+def test_a_model_is_tried_out_before_each_records_gradient_is_kept(lab: Any) -> None:
+    """On a CPU, where half precision around frozen layers lets a record reach the one before it."""
+
+    class Halved(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                found = self[0](x)
+            return self[1](found.float())
+
+    model = Halved(nn.Linear(6, 4).requires_grad_(False), nn.Linear(4, 3))
+    with pytest.raises(EquidpError, match=r"turns torch\.autocast on in its own forward"):
+        lab.trainer("psasc_momentum_gd", model=model).run_steps(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from equidp.accounting.events import Event, counted, fuse
 from equidp.accounting.plan import Plan
-from equidp.algorithms import algorithm_settings
+from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.algorithms.dpsgd_f import GroupClipCounts
 from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.errors import EquidpError
@@ -272,3 +273,12 @@ def test_the_complete_example_of_the_docs_trains_and_charges_what_it_announced(l
     trainer.train(progress=False)
     assert counted(trainer.ledger.events) == counted(algorithm.events(plan))
     assert float(trainer.public["clip_norm"]) >= 0.1
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_docs_say_of_every_column_of_the_history_whether_it_may_be_published(lab: Any, name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    table = page.split("## What the history's columns mean")[1].split("\n## ")[0]
+    told = {column.partition("/")[0] for column in re.findall(r"`([^`]+)`", table)}
+    columns = {column.partition("/")[0] for row in lab.trained(name).history for column in row}
+    assert columns - {"epoch"} <= told

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equidp.gradients import compiled
+from equidp.gradients import bookkeeping, compiled
 from equidp.gradients.compiled.code import openmp, registers_here
 
 
@@ -26,6 +26,12 @@ def _materialise(model: nn.Module, features: Tensor, labels: Tensor, loss: Calla
 def materialise() -> Callable[..., Tensor]:
     """`(model, features, labels, loss)` to `[b, d]`: every record's gradient by torch.func, one record at a time."""
     return _materialise
+
+
+@pytest.fixture
+def half_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half precision on a CPU, in the place of a GPU's: all numbers are finite."""
+    monkeypatch.setattr(bookkeeping, "refuse_half_on_cpu", lambda *_: None)
 
 
 @pytest.fixture(params=["compiled", "by torch"])

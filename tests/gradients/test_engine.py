@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -828,6 +829,7 @@ def test_an_input_changed_in_place_after_use_is_refused() -> None:
         GradientEngine(Careless(), cross_entropy).norms(torch.randn(2, 4), torch.zeros(2, dtype=torch.int64))
 
 
+@pytest.mark.usefixtures("half_on_cpu")
 def test_clipping_bound_holds_under_bf16() -> None:
     model, features = resnet()
     labels = torch.arange(5) % 3
@@ -838,6 +840,30 @@ def test_clipping_bound_holds_under_bf16() -> None:
         alone = torch.zeros(5)
         alone[record] = weights[record]
         assert float(engine.weighted_sum(alone).norm()) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("width", [20, 33, 54, 100, 130, 784])
+@pytest.mark.parametrize("places", [(), (5,)], ids=["rows", "sequences"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e30])
+def test_a_record_that_is_not_finite_reaches_no_other(width: int, places: tuple[int, ...], number: float) -> None:
+    """In a CPU's bf16 it took the record before it along, in every layer one more."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(width, 100), nn.ReLU(), nn.Linear(100, 54), nn.Tanh(), nn.Flatten(1)]
+    engine = GradientEngine(nn.Sequential(*layers, nn.Linear(54 * math.prod(places), 10)), cross_entropy)
+    features, labels = torch.randn(24, *places, width), torch.arange(24) % 10
+    engine.norms(features, labels)
+    for at in (0, 6, 23):
+        others = torch.arange(24) != at
+        norms = engine.norms(features.masked_fill(~others.view(24, *[1] * len(places), 1), number), labels)
+        torch.testing.assert_close(norms[others], engine.norms(features, labels)[others])
+
+
+def test_half_precision_on_a_cpu_is_refused() -> None:
+    with pytest.raises(EquidpError, match=r"precision=\"bf16\" .*leave it out, or train on a GPU"):
+        GradientEngine(nn.Linear(4, 3), cross_entropy, precision="bf16")
+    frozen = nn.Linear(4, 4).bfloat16().requires_grad_(False)
+    with pytest.raises(EquidpError, match=r"Parameter '0\.weight' is in half precision.*make it float32"):
+        GradientEngine(nn.Sequential(frozen, nn.Linear(4, 3)), cross_entropy)
 
 
 def test_norms_and_sums_inside_somebodys_autocast_are_refused() -> None:
@@ -880,6 +906,7 @@ def test_another_default_type_is_refused(other: torch.dtype) -> None:
     assert engine.norms(features, torch.tensor([0, 1])).isfinite().all()
 
 
+@pytest.mark.usefixtures("half_on_cpu")
 def test_bf16_norms_are_near_those_of_float32() -> None:
     model, features = resnet()
     labels = torch.arange(5) % 3

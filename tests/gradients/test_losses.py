@@ -139,6 +139,7 @@ def test_a_model_of_one_layer_asks_autograd_only_when_it_is_tried_out(name: str,
     assert float(engine.norms(features, labels).min()) > 0
 
 
+@pytest.mark.usefixtures("half_on_cpu")
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_half_precision_and_other_models_ask_autograd(precision, monkeypatch) -> None:
     model = CLOSED["linear"]() if precision == "bf16" else OPEN["two layers"]()

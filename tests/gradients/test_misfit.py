@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from equidp.errors import EquidpError
+from equidp.gradients import probe
 from equidp.gradients.engine import GradientEngine
 
 FEATURES = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
@@ -107,10 +108,30 @@ def halved(line: nn.Linear, x: Tensor) -> Tensor:
         return line(x).float()
 
 
-def test_autocast_in_a_models_own_forward_is_named() -> None:
-    with pytest.raises(EquidpError, match=r'turns torch.autocast on in its own forward.*precision="bf16"'):
+@pytest.mark.usefixtures("half_on_cpu")
+def test_autocast_in_a_models_own_forward_is_named(monkeypatch) -> None:
+    with pytest.raises(EquidpError, match=r"turns torch.autocast on in its own forward: in a CPU's.*leave it out"):
         GradientEngine(As(halved), LOSS).norms(FEATURES, LABELS)
     GradientEngine(As(halved), LOSS, precision="bf16").norms(FEATURES, LABELS)
+    asked = iter([False, True])  # before its gradients are compared, as on a GPU, and after
+    monkeypatch.setattr(probe, "halved_by_itself", lambda *_: next(asked))
+    with pytest.raises(EquidpError, match=r'turns torch.autocast on in its own forward, where.*precision="bf16"'):
+        GradientEngine(As(halved), LOSS).norms(FEATURES, LABELS)
+
+
+def test_autocast_around_frozen_layers_is_refused_on_a_cpu() -> None:
+    """Their gradients are not asked for, and the trained layers' are right."""
+
+    class Halved(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                found = self[0](x)
+            return self[1](found.float())
+
+    width = FEATURES.shape[1]
+    model = Halved(nn.Linear(width, width).requires_grad_(False), nn.Linear(width, 3))
+    with pytest.raises(EquidpError, match=r"turns torch.autocast on in its own forward.*leave it out there"):
+        GradientEngine(model, LOSS).norms(FEATURES, LABELS)
 
 
 class Short(nn.Module):

@@ -48,6 +48,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(40, 30), ByBatchSize(), nn.Tanh(), nn.Linear(30, 10))
 
 
+@pytest.mark.usefixtures("half_on_cpu")
 @pytest.mark.parametrize("size", [1, ROWS - 1, ROWS, ROWS + 1, 3 * ROWS])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_removing_a_record_moves_the_sum_by_its_bound(size: int, precision) -> None:

@@ -257,10 +257,15 @@ def test_what_an_algorithm_learns_by_and_how_much_is_in_memory_are_those_that_we
     options = {"learning_rate": 0.01}
     trainer = make_private(
         network(), (FEATURES, LABELS), LOSS, **ASKED, algorithm="dp_adambc", options=options, seed=0,
-        physical_batch_size=7, precision="bf16",
+        physical_batch_size=7,
     )  # fmt: skip
     assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.01]
-    assert (trainer.physical_batch_size, trainer.engine.passes.precision) == (7, "bf16")
+    assert trainer.physical_batch_size == 7
+
+
+def test_half_precision_on_a_cpu_is_refused() -> None:
+    with pytest.raises(EquidpError, match=r"training\.precision=bf16.*leave it out, or train on a GPU"):
+        make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0, precision="bf16")
 
 
 def interrupted(name: str, steps: int, **asked: Any) -> Trainer:

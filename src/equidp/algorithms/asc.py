@@ -39,7 +39,7 @@ from equidp.accounting.plan import Plan
 from equidp.algorithms.budgeted import Budgeted, BudgetedSampling
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Combination, Constant, Draw, FlatClip, Positive, Run, Sampling, counts
+from equidp.mechanism.parts import Combination, Constant, Draw, FlatClip, Positive, Run, Sampling
 from equidp.mechanism.poisson import positions
 
 AtLeastOne = Annotated[float, Field(ge=1, le=1e6)]
@@ -119,7 +119,9 @@ class GroupSampling(BudgetedSampling):
         if self.exhausted:
             return
         if not self.epochs:
-            noised = self.released(counts(population.groups, plan.groups).double(), 1.0, sizes).clamp(min=1 + sizes)
+            ones = torch.ones((), dtype=torch.float64, device=population.device).expand(population.size)
+            counted = torch.zeros_like(self.sizes).index_add_(0, population.groups, ones)  # float32 misses odd ones
+            noised = self.released(counted, 1.0, sizes).clamp(min=1 + sizes)
             self.sizes = noised * (plan.records / noised.sum())
         each = self.run.losses(torch.arange(population.size, device=population.device)).double()
         each = torch.nan_to_num(each, nan=part.loss_limit, posinf=part.loss_limit).clamp(0, part.loss_limit)

@@ -100,7 +100,9 @@ class RunningMeans(Contributing):
 
     def norms(self, batch: Batch) -> Tensor:
         """‖m_{t,i}‖, `[u]`."""
-        fresh = record_gradients(self.run.engine, batch)
+        engine = self.run.engine
+        engine.try_out(batch.features[: len(batch.labels)], batch.labels)  # of several views the first
+        fresh = record_gradients(engine, batch)
         if self.means is not None:
             fresh = self.part.momentum * fresh + (1 - self.part.momentum) * self.means[batch.units]
         self.next[batch.units] = self._current = fresh

@@ -23,7 +23,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.layers import Call, fallback
 from equidp.gradients.layout import channels_last, convolutions_for
 from equidp.gradients.losses import KnowsGradient, Loss
-from equidp.gradients.precision import refuse_autocast
+from equidp.gradients.precision import refuse_autocast, refuse_half_on_cpu
 from equidp.gradients.refusals import BATCH_NORMS, Untrained, refuse_batch_statistics, refuse_mixing, refuse_unfit
 from equidp.gradients.sites import READ_VALUES, Site, sites
 from equidp.gradients.tape import Tape
@@ -67,6 +67,7 @@ class BookKeeping:
         # of the device; one without autocast of its own (meta) has none to be asked about
         self.autocast_kind = self.device.type if torch.amp.is_autocast_available(self.device.type) else "cpu"
         refuse_unfit(model)
+        refuse_half_on_cpu(model, precision)
         refuse_mixing(model)
         self.sites = sites(model)
         self.batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]

@@ -30,13 +30,13 @@ class GradientEngine:
     Args:
         model: maps features `[b, …]` to outputs `[b, …]`.
         loss: per-record losses of outputs and labels.
-        precision: `bf16` runs forward and backward under autocast; norms and sums stay in float32.
+        precision: `bf16` runs forward and backward under autocast, on a GPU; norms and sums stay in float32.
         new_recorder: makes what the passes are recorded with, and replayed; None: they are computed afresh every time.
         rows: public number of rows that every private pass has (`shape.py`); None: those of the batch.
 
     Raises:
         EquidpError: for a model without trainable parameters, with some that are no float32, or with a layer that mixes
-            records.
+            records; on a CPU for half precision.
     """
 
     def __init__(

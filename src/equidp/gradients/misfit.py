@@ -74,13 +74,13 @@ def _reason(error: Exception) -> str:
 
 
 def halved_by_itself(passes: BookKeeping, features: Tensor) -> bool:
-    """Whether the model turns autocast on in its own forward, and so computes trained layers in half precision."""
+    """Whether the model turns autocast on in its own forward, and so computes layers in half precision."""
     if passes.precision != "float32":
         return False
     found: list[bool] = []
     hooks = [
-        site.layer.register_forward_pre_hook(lambda *_: found.append(torch.is_autocast_enabled(passes.autocast_kind)))
-        for site in passes.sites
+        layer.register_forward_pre_hook(lambda *_: found.append(torch.is_autocast_enabled(passes.autocast_kind)))
+        for layer in passes.model.modules()
     ]
     try:
         passes.outputs_at(features, None)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from equidp.errors import EquidpError
 
@@ -29,8 +30,34 @@ def refuse_autocast(kind: str) -> None:
     if torch.is_autocast_enabled(kind):
         raise EquidpError(
             "Inside torch.autocast norms and sums of gradients would be taken in half precision: leave it out, and set "
-            'precision="bf16" (training.precision=bf16), which runs the model alone under it.'
+            'precision="bf16" (training.precision=bf16) on a GPU, which runs the model alone under it.'
         )
+
+
+def refuse_half_on_cpu(model: nn.Module, precision: str) -> None:
+    """Refuse passes in half precision on a CPU, in which a record may reach the one before it.
+
+    Where rows are longer than 32 and no multiple of it, oneDNN's products in bf16 seem to multiply by 0 what lies
+    behind a row's end: of a next row that is not finite this is no number. Measured with AMX: a record of NaN
+    took up to three others with it, and so moved a sum by three times its bound.
+
+    Raises:
+        EquidpError: for such a precision, or a parameter of such a type.
+    """
+    cpu = [(name, p.dtype) for name, p in model.named_parameters() if p.device.type == "cpu"]
+    half = [name for name, kind in cpu if kind in (torch.bfloat16, torch.float16)]
+    if not half and not (cpu and precision == "bf16"):
+        return
+    what = f"Parameter {half[0]!r} is in half precision" if half else 'precision="bf16" (training.precision=bf16)'
+    raise spoiling(what, "make it float32 (model.float())" if half else "leave it out")
+
+
+def spoiling(what: str, remedy: str) -> EquidpError:
+    """What is said of half precision on a CPU."""
+    return EquidpError(
+        f"{what}: in a CPU's products of half precision a record whose numbers are not finite spoils the record before "
+        f"it, and so moves the sum by more than its bound; {remedy}, or train on a GPU."
+    )
 
 
 def refuse_short_products(device: torch.device) -> None:
@@ -53,7 +80,7 @@ def refuse_short_products(device: torch.device) -> None:
         raise EquidpError(
             "torch is set to shorten float32's products, and norms and sums of gradients want all digits: leave out "
             "torch.set_float32_matmul_precision, torch.backends' fp32_precision and TORCH_ALLOW_TF32_CUBLAS_OVERRIDE; "
-            'for cheaper passes there is precision="bf16" (training.precision=bf16).'
+            'for cheaper passes on a GPU there is precision="bf16" (training.precision=bf16).'
         )
 
 

@@ -56,7 +56,7 @@ class Trainer(Noising):
         optimizer: a name, or a `Descent` with settings and a schedule. The attribute `optimizer` is torch's: unless
             there is a schedule, one of torch's may lead its rate; another of `engine.parameters` may take its place.
         physical_batch_size: at most so many units in memory at once (on a GPU records); None for the whole batch.
-        precision: `bf16` runs the model under autocast; norms and sums stay in float32.
+        precision: `bf16` runs the model under autocast, on a GPU; norms and sums stay in float32.
         new_recorder: records whole steps (`recorded.py`), or at least the model's passes (`recording.py`), to replay
             them; None: they are computed afresh.
         record_passes: whether the passes are recorded where whole steps cannot be.

@@ -244,7 +244,7 @@ class TrainingSettings(Block):
     physical_batch_size: Annotated[int, Field(ge=1)] | None = None
     """The most units, with all their views, in memory at once; it changes the result by rounding only."""
     precision: Literal["float32", "bf16"] = "float32"
-    """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
+    """`bf16` runs the model in mixed precision, on a GPU; norms and sums stay in float32."""
     cuda_graphs: bool | None = None
     """Replay whole steps as CUDA graphs, after a check that they give what ordinary steps give. null: on a GPU whose
     memory holds a step twice, unless `deterministic`."""

@@ -93,7 +93,7 @@ def make_private(
         seed: of a run that others may repeat, noise included; None: noise and batches of a cryptographic generator.
         device: `auto`, `cpu` or `cuda`.
         physical_batch_size: most units at once; None: all, or what a GPU's memory holds.
-        precision: `bf16` runs the model under autocast; norms and sums stay in float32.
+        precision: `bf16` runs the model under autocast, on a GPU; norms and sums stay in float32.
 
     Raises:
         EquidpError: as `plan_run` and `Trainer`, for an algorithm that is not private, is of another model or looks at
