@@ -842,20 +842,40 @@ def test_clipping_bound_holds_under_bf16() -> None:
         assert float(engine.weighted_sum(alone).norm()) <= 1 + 1e-5
 
 
-@pytest.mark.parametrize("width", [20, 33, 54, 100, 130, 784])
-@pytest.mark.parametrize("places", [(), (5,)], ids=["rows", "sequences"])
-@pytest.mark.parametrize("number", [math.nan, math.inf, 1e30])
-def test_a_record_that_is_not_finite_reaches_no_other(width: int, places: tuple[int, ...], number: float) -> None:
-    """In a CPU's bf16 it took the record before it along, in every layer one more."""
+HOSTILE = [
+    (width, places, number)
+    for width in (20, 33, 54, 100, 130, 784)
+    for places in ((), (5,))
+    for number in (math.nan, math.inf, 1e30)
+]
+
+
+def reaches_no_other(width: int, places: tuple[int, ...], number: float, device: str, precision: Any) -> None:
+    """Whether all norms but those of a record of such numbers are what they are beside an ordinary one."""
     torch.manual_seed(0)
     layers = [nn.Linear(width, 100), nn.ReLU(), nn.Linear(100, 54), nn.Tanh(), nn.Flatten(1)]
-    engine = GradientEngine(nn.Sequential(*layers, nn.Linear(54 * math.prod(places), 10)), cross_entropy)
-    features, labels = torch.randn(24, *places, width), torch.arange(24) % 10
-    engine.norms(features, labels)
+    model = nn.Sequential(*layers, nn.Linear(54 * math.prod(places), 10)).to(device)
+    engine = GradientEngine(model, cross_entropy, precision=precision)
+    features, labels = torch.randn(24, *places, width, device=device), torch.arange(24, device=device) % 10
+    expected = engine.norms(features, labels)
     for at in (0, 6, 23):
-        others = torch.arange(24) != at
+        others = torch.arange(24, device=device) != at
         norms = engine.norms(features.masked_fill(~others.view(24, *[1] * len(places), 1), number), labels)
-        torch.testing.assert_close(norms[others], engine.norms(features, labels)[others])
+        torch.testing.assert_close(norms[others], expected[others])
+
+
+@pytest.mark.parametrize(("width", "places", "number"), HOSTILE)
+def test_a_record_that_is_not_finite_reaches_no_other(width: int, places: tuple[int, ...], number: float) -> None:
+    """In a CPU's bf16 it took the record before it along, in every layer one more."""
+    reaches_no_other(width, places, number, "cpu", "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_on_a_gpu_a_record_that_is_not_finite_reaches_no_other(precision: str) -> None:
+    for width, places, number in HOSTILE:
+        reaches_no_other(width, places, number, "cuda", precision)
 
 
 def test_half_precision_on_a_cpu_is_refused() -> None:
