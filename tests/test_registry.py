@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,9 +141,11 @@ def test_an_installed_package_adds_a_pipeline_with_its_settings_a_part_and_a_mod
 @pytest.mark.parametrize(("name", "passes"), [("gentle", True), ("careless", False)])
 def test_a_part_of_an_installed_package_is_held_to_the_contract(installed, name: str, passes: bool, tmp_path) -> None:
     (tmp_path / "half-0.1.dist-info/entry_points.txt").write_text(PARTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")  # of the folder it is called in
     call = [sys.executable, "-c", "from equidp.new_project import main; main()", "check", name]
     done = subprocess.run(call, env=installed, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert "passed" in done.stdout, done.stdout + done.stderr
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 20, done.stdout + done.stderr
+    assert "warning" not in done.stdout
     assert (done.returncode == 0, " failed" not in done.stdout) == (passes, passes), done.stdout
 
 

@@ -211,7 +211,10 @@ def with_counts(noise: float) -> Sequence[Event]:
 class TestCalibration:
     """The smallest noise that meets a target, for any schedule."""
 
-    @pytest.mark.parametrize(("schedule", "target"), [(constant, 3.0), (rising, 1.0), (with_counts, 3.0)])
+    @pytest.mark.parametrize(
+        ("schedule", "target"),
+        [(constant, 3.0), pytest.param(rising, 1.0, marks=pytest.mark.slow), (with_counts, 3.0)],
+    )
     def test_meets_the_target_from_below_within_one_per_cent(self, schedule: Any, target: float) -> None:
         noise = calibrate(schedule, target, 1e-5)
         assert 0.99 * target < epsilon(schedule(noise), 1e-5).value <= target

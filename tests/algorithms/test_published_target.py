@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.thorough import ONE_OF_EACH, first
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
@@ -36,7 +37,7 @@ def test_the_page_says_which_conversion_each_figure_takes() -> None:
                 assert (conversion in formula) == (conversion in told.get(name, dict(rows)["all others"])), name
 
 
-@pytest.mark.parametrize("name", SOLVABLE)
+@pytest.mark.parametrize("name", first(SOLVABLE, (*ONE_OF_EACH, "naive", "sad_dpsgd", "dpsgd_f_slack")))
 def test_the_published_figure_meets_the_target(name: str) -> None:
     algorithm = SETTINGS[name]
     plan = algorithm.calibrated(PLAN, 2.0, published=True)

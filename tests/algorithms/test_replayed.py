@@ -212,8 +212,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 """Besides the defaults: side releases whose noise is small enough to matter, and every combination of parts' kinds."""
-RUNS = [
-    pytest.param(name, options, id=f"{name}-{number}")
+RUNS = [  # the defaults of those that have settings here are slow: the noise of their side releases is far from small
+    pytest.param(name, options, id=f"{name}-{number}", marks=() if number or name not in SETTINGS else pytest.mark.slow)
     for name in sorted(set(ALGORITHMS) - {"sgd"})
     for number, options in enumerate([{}, *SETTINGS.get(name, [])])
 ]

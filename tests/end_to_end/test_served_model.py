@@ -88,7 +88,15 @@ def test_a_row_that_cannot_be_scored_has_a_reason_and_the_others_their_scores(ta
 SIGNS = {"decimal": ",", "thousands": ".", "na_values": ["9"], "groups": {"band": {"edges": [30], "maximum": 90}}}
 
 
-@pytest.mark.parametrize("options", [None, {}, SIGNS, SIGNS | {"decimal": ".", "thousands": ""}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        None,
+        pytest.param({}, marks=pytest.mark.slow),
+        SIGNS,
+        pytest.param(SIGNS | {"decimal": ".", "thousands": ""}, marks=pytest.mark.slow),
+    ],
+)
 def test_of_many_bad_rows_each_has_the_sentence_it_has_alone_and_few_are_encoded_alone(
     tmp_path: Path, monkeypatch, options
 ) -> None:

@@ -16,7 +16,7 @@ import torch
 from tests import small_run
 from tests.pretended import Replaying, WaitsError, nothing_waits, pretended_gpu
 from tests.small_run import trainer_of
-from tests.thorough import ONE_OF_EACH
+from tests.thorough import ONE_OF_EACH, first
 from tests.tried import tried_once
 from torch import Tensor, nn
 
@@ -333,7 +333,7 @@ def test_errors_that_a_replay_counts_wrongly_are_found_out(skipped: str) -> None
     compare(trainer, trained("dpsgd_minimax", None))
 
 
-@pytest.mark.parametrize("algorithm", WHOLE)
+@pytest.mark.parametrize("algorithm", first(WHOLE, ONE_OF_EACH))
 def test_no_replayed_step_waits_for_the_device(algorithm: str) -> None:
     with pretended_gpu():
         trainer = trainer_of(algorithm, Replaying, "cuda")

@@ -44,7 +44,7 @@ def test_scattering_is_normalised_per_record_and_group() -> None:
     assert float(spread[:, 0].min()) > 0.98
 
 
-@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+@pytest.mark.parametrize("dataset", ["mnist", pytest.param("cifar10", marks=pytest.mark.slow)])
 def test_scattering_is_normalised_by_photographs_and_by_nothing_of_the_records(dataset: str) -> None:
     tiles = features.photographs(*SCHEMAS[dataset].shape)
     assert tiles.shape == (184, *SCHEMAS[dataset].shape)
@@ -76,7 +76,7 @@ def test_photographs_are_scattered_once_for_each_size_and_number_of_scales(monke
 RESNET = "torchvision:resnet18"
 
 
-@pytest.mark.parametrize("name", ["scatter", "photographs", "network"])
+@pytest.mark.parametrize("name", [pytest.param("scatter", marks=pytest.mark.slow), "photographs", "network"])
 def test_each_records_features_depend_on_it_alone(name: str, weights_file: Path) -> None:
     given = {"network": RESNET, "weights": str(weights_file), "size": 32} if name == "network" else {}
     if name == "photographs":

@@ -152,6 +152,7 @@ def test_your_own_data(checkout: Path) -> None:
     assert groups["skin", "light"][1] > 0.9
 
 
+@pytest.mark.slow
 def test_your_own_algorithm(checkout: Path) -> None:
     found = executed(
         checkout,
