@@ -67,6 +67,34 @@ def _interrupt(
     return subprocess.CompletedProcess(command, run.returncode, out, err)
 
 
+def test_runs_that_a_crash_left_open_are_closed_by_the_next_on_their_files(project: Path) -> None:
+    kedro_run(project, "dpsgd", **QUICK)
+    (first,) = mlflow_runs(project)
+    client, tags = MlflowClient(), {name: first.data.tags[name] for name in ("project_path", "dataset", "seed")}
+
+    def left_open(**more: str) -> str:
+        return client.create_run(first.info.experiment_id, tags=tags | more).info.run_id
+
+    crashed = left_open()
+    child = client.create_run(first.info.experiment_id, tags={"mlflow.parentRunId": crashed}).info.run_id
+    differing = {"run_label": "mine", "seed": "1", "dataset": "adult", "project_path": "/x"}
+    others = [left_open(**{name: value}) for name, value in differing.items()]
+    kedro_run(project, "dpsgd", **QUICK)
+    status = {run.info.run_id: run.info.status for run in mlflow_runs(project)}
+    assert [status.pop(run_id) for run_id in (crashed, child)] == ["KILLED"] * 2
+    assert [status.pop(run_id) for run_id in others] == ["RUNNING"] * 4
+    assert list(status.values()) == ["FINISHED"] * 2
+
+
+def test_ones_own_run_around_two_pipelines_stays_open(project: Path) -> None:
+    mlflow.set_tracking_uri(f"sqlite:///{project / 'mlflow.db'}")
+    with mlflow.start_run(experiment_id="0") as around:
+        kedro_run(project, "dpsgd", **QUICK)
+        with mlflow.start_run(experiment_id="0", nested=True):
+            kedro_run(project, "dpsgd", **QUICK)
+        assert MlflowClient().get_run(around.info.run_id).info.status == "RUNNING"
+
+
 def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path) -> None:
     kedro_run(project, "dpsgd", run_label="whole", **PARAMS)
     checkpoints = (project / "data" / "06_models").rglob

@@ -14,7 +14,7 @@ from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, BASELINE
@@ -116,6 +116,7 @@ class RunRecorder:
         """The one run of a tuning or an audit."""
         audited = self._parameters["audited"]["algorithm"]
         mlflow.set_tags({"mlflow.runName": f"{owner} {self._run_name(audited)}", **self._tags(audited)})
+        runs.close_crashed()
         runs.open_run(owner, active.info.run_id)
         settings = self._settings_of(BASELINE, more=("resume", owner, "audited"))
         left_out = varied_names(self._parameters) if owner == TUNE else ()
@@ -124,6 +125,7 @@ class RunRecorder:
     def _describe_trainings(self, algorithms: Sequence[str], names: Sequence[str], active: Run) -> None:
         """The run of a single algorithm, or those of several below the pipeline's own."""
         mlflow.set_tags(self._tags(None))
+        runs.close_crashed()
         if len(names) == 1 and names[0] in algorithms:
             algorithms = (names[0],)
             runs.open_run(names[0], active.info.run_id)
@@ -131,7 +133,7 @@ class RunRecorder:
         else:
             mlflow.set_tag("mlflow.runName", self._run_name("+".join(algorithms)))
             for name in algorithms:
-                named, parent = self._run_name(name), {"mlflow.parentRunId": active.info.run_id}
+                named, parent = self._run_name(name), {MLFLOW_PARENT_RUN_ID: active.info.run_id}
                 made = MlflowClient().create_run(active.info.experiment_id, tags=parent, run_name=named)
                 runs.open_run(name, made.info.run_id, child=True)
             runs.open_run(COMPARISON, active.info.run_id)

@@ -28,7 +28,7 @@ from typing import Any
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_ID
 from mlflow.utils.time import get_current_time_millis
 from mlflow.utils.validation import (
     MAX_ENTITY_KEY_LENGTH,
@@ -54,6 +54,9 @@ DIGEST_LENGTH = 8
 """Of a dataset's fingerprint in MLflow's list of runs, as of MLflow's own; the tag has all of it."""
 
 SECONDS_BETWEEN_ROWS = 1.0
+
+FILES = ("project_path", "dataset", "seed", "run_label")
+"""Tags of runs that write the same files."""
 
 
 @dataclass
@@ -190,6 +193,27 @@ def _kill() -> None:
     for run_id in dict.fromkeys(_current.opened):
         if client.get_run(run_id).info.status not in ("KILLED", "FINISHED"):
             client.set_terminated(run_id, "KILLED")
+
+
+def close_crashed() -> None:
+    """Set to KILLED what a crash left open of runs on the active run's files: it would seem to be running for ever.
+
+    None of them is at work, as the guard holds these files' lock. One of the same path on another machine, whose files
+    are others, is told to be finished when it is.
+    """
+    client, active = MlflowClient(), mlflow.active_run()
+    assert active is not None
+    tags = client.get_run(active.info.run_id).data.tags
+    spared = {active.info.run_id, tags.get(MLFLOW_PARENT_RUN_ID)}  # a user's own around this one
+    found = client.search_runs([active.info.experiment_id], "attributes.status = 'RUNNING'")
+    left = {
+        run.info.run_id
+        for run in found
+        if run.info.run_id not in spared and all(run.data.tags.get(name) == tags.get(name) for name in FILES)
+    }
+    for run in found:
+        if run.info.run_id in left or run.data.tags.get(MLFLOW_PARENT_RUN_ID) in left:
+            client.set_terminated(run.info.run_id, "KILLED")
 
 
 def lose(error: Exception) -> None:
