@@ -131,8 +131,10 @@ class Classification(Task):
         overall = figures.get("overall", {})
         if overall.get("accuracy") != 1 or overall["count"] < FLAWLESS:
             return None
-        told = "as where a feature tells the label: leave out what is known only after it"
-        return f"got all {overall['count']:,} records right, {told}"
+        return (
+            f"got all {overall['count']:,} records right, as where a feature tells the label: leave out what is known "
+            "only after it"
+        )
 
     @classmethod
     def overshot(cls, figures: Mapping[str, Any]) -> str | None:
