@@ -119,7 +119,8 @@ class GroupSampling(BudgetedSampling):
         if self.exhausted:
             return
         if not self.epochs:
-            counted = torch.bincount(population.groups, minlength=plan.groups).double()  # float32 misses odd ones
+            ones = torch.ones((), dtype=torch.float64, device=population.device).expand(population.size)
+            counted = torch.zeros_like(self.sizes).index_add_(0, population.groups, ones)  # float32 misses odd ones
             noised = self.released(counted, 1.0, sizes).clamp(min=1 + sizes)
             self.sizes = noised * (plan.records / noised.sum())
         each = self.run.losses(torch.arange(population.size, device=population.device)).double()
