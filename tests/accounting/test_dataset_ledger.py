@@ -152,9 +152,12 @@ def test_every_unit_has_a_total_of_its_own_and_no_limit_holds_over_several(tmp_p
     ledger.charge([entry(run="d", secure=False), entry("test", run="d", secure=False)], delta=DELTA)
     for unit, counted in (("record", 2), ("person", 1)):  # as the pipeline `ledger` tells it
         found = spent(ledger.entries(), DELTA, unit)
+        assert found is not None
         assert (found.secure, found.research, found.others) == (counted, 1, 3 - counted)
         assert found.epsilon == {of: total for _, total, _, of in rows}[unit]
-    assert spent(ledger.entries(), DELTA, "row").epsilon == 0.0
+    nobodys = spent(ledger.entries(), DELTA, "row")
+    assert nobodys is not None
+    assert nobodys.epsilon == 0.0
     chart = spent_figure(rows, "adult", None)
     assert [(trace.name, list(trace.x)) for trace in chart.data] == [("for a record", [1, 3]), ("for a person", [2])]
 
@@ -212,3 +215,16 @@ def test_a_ledger_that_was_edited_or_lost_a_line_is_refused_and_one_without_chec
             ledger.charge([entry(run="d")], delta=DELTA)
     ledger.path.write_bytes(old + first + second)  # the end is gone: nothing tells
     assert len(ledger.entries()) == 3
+
+
+def test_how_many_trials_under_a_law_there_were_is_not_told() -> None:
+    """The folder that may go out told it: each trial's own was of its place in the row, and ε held for no reader."""
+    law = {"law": "geometric", "mean": 3.0}
+    trials = [entry(run=run, **law) for run in "abc"]
+    assert spent(trials, DELTA, "record") is None
+    assert spent([*trials, entry(run="d")], DELTA, "record") is None  # whose number the later run's count would tell
+    assert spent([], DELTA, "record") is None
+    tuned = [entry(run="a", what="tuning", **law), entry("validation", run="a", what="scores", **law)]
+    found = spent(tuned, DELTA, "record")
+    assert found is not None
+    assert found.secure == 1  # however many trials: they have no entries of their own

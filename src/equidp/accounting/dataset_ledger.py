@@ -286,9 +286,15 @@ class Spent:
     delta: float
 
 
-def spent(entries: Sequence[Entry], delta: float, unit: str) -> Spent:
-    """What the entries of a data set come to for one unit, as the last row of `spent_by_run` for it has it."""
+def spent(entries: Sequence[Entry], delta: float, unit: str) -> Spent | None:
+    """What the entries of a data set come to for one unit, as the last row of `spent_by_run` for it has it.
+
+    None where there are none, and where trials under a law are entered one by one: their ε holds for nobody who knows
+    how many there were, or which of them was chosen, and number and total of the runs tell that.
+    """
     releases = [entry for entry in entries if entry.what != NAMES]
+    if not releases or any(entry.what == "training" and entry.law is not None for entry in releases):
+        return None
     research = {entry.run for entry in releases if not entry.secure}
     secure = {entry.run: entry.unit for entry in releases if entry.secure}
     own = sum(of == unit for of in secure.values())

@@ -37,7 +37,7 @@ def write_asked_release(
     """The files that may go out, by name, whichever mode the run was made in.
 
     They tell what the data set's ledger counts by now, this run included: of one that was copied from elsewhere it may
-    have nothing.
+    have nothing, and of trials under a law no number is told.
     """
     if not privacy:
         raise EquidpError("This run has no privacy.json, so its training did not finish: train first.")
@@ -50,6 +50,6 @@ def write_asked_release(
         metrics=metrics,
         released_metrics=metrics_release,
         audit=audit,
-        counted=spent(entries, privacy["delta"], unit_in_ledger(settings)) if entries else None,
+        counted=spent(entries, privacy["delta"], unit_in_ledger(settings)),
     )
     return release_files(facts, model.tensors)

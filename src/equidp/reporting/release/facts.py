@@ -124,7 +124,7 @@ class Facts:
         across: the word of the source's query by which a row may depend on others; empty where there is none.
         compared: groupings by which the costs of privacy were measured; empty where there is no baseline.
         counted: what the data set's ledger counts for the unit when the documents are written, or None where it has no
-            entry: numbers alone, as names of runs and of other data sets are the curator's.
+            entry or may tell none: numbers alone, as names of runs and of other data sets are the curator's.
         curator: what the user states in the settings.
         software: versions of what trained the model and computed ε.
         warning: why nothing of this is for publication, or None.
