@@ -11,6 +11,7 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 import yaml
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.stats import norm
 
 from equidp.accounting.calibration import smallest_noise, smallest_noise_of_few
@@ -277,3 +278,30 @@ def test_the_smallest_noise_meets_its_target_after_few_tries(cost: Any, tries: i
     assert cost(found) <= 1.0
     assert cost(found / (1 + 1.01e-5)) > 1.0
     assert len(asked) <= tries
+
+
+def test_trials_of_other_events_may_cost_more_together_than_each_states() -> None:
+    """Why a cap is for trials of the same events: each of two meets its target as one of two that are alike."""
+
+    def planned(rate: float, steps: int) -> Event:
+        noise = Trials(cap=2).calibrate(lambda sigma: (Event(rate, sigma, steps),), 3.0, 1e-5)
+        return Event(rate, noise, steps)
+
+    few, one = planned(0.01, 100), planned(1.0, 1)
+    assert all(Trials(cap=2).epsilon((event,), 1e-5).value <= 3.0 for event in (few, one))
+    below = {"value_discretization_interval": 1e-4, "pessimistic_estimate": False, "use_connect_dots": False}
+    sampled = from_gaussian_mechanism(few.noise_multiplier, sampling_prob=few.sampling_rate, **below)
+    both = sampled.self_compose(few.count).compose(from_gaussian_mechanism(one.noise_multiplier, **below))
+    assert 3.09 < both.get_epsilon_for_delta(1e-5) <= epsilon((few, one), 1e-5).value < 3.11
+
+
+def test_a_list_of_settings_that_is_gone_through_in_order_has_no_bound() -> None:
+    """Why a law is for settings drawn at random: those that are chosen would tell how many trials were no better.
+
+    By hand: of randomised responses of ε 1, each of its own setting, the first good one is chosen and told.
+    """
+    mean, good = 20, 1 / (1 + math.e)  # of the two tables the one has good responses with this chance, the other else
+    goes_on = 1 - 1 / mean
+    chances = ([(goes_on * (1 - p)) ** k * p for k in range(2000)] for p in (good, 1 - good))
+    delta = sum(max(0.0, one - math.exp(3.0) * other) for one, other in zip(*chances, strict=True))
+    assert 0.12 < delta < 0.13  # for settings drawn at random it is 0: (2 + η)·ε

@@ -195,6 +195,18 @@ def test_under_a_law_of_trials_the_statement_assumes_a_score_of_records_that_nob
     spent = Outcome(algorithm.events(plan), plan.steps, plan.steps)
     found = privacy_statement(algorithm, plan, spent, privacy=privacy, training=TrainingSettings(), seed=0)
     assert any("measured on records that none of them trains on" in text for text in found["assumptions"])
+    assert any("settings of each at random from one list" in text for text in found["assumptions"])
+
+
+@pytest.mark.parametrize("trials", [{"max_trials": 4}, {"trials_law": "geometric", "trials_mean": 5.0}])
+def test_the_statement_assumes_trials_of_the_same_events_where_epsilon_is_of_such(trials: dict[str, Any]) -> None:
+    """It said `at most this run's ledger`, which tells nothing of fewer steps at another rate; such may cost more."""
+    algorithm, privacy = algorithm_settings("dpsgd").build(), PrivacySettings(noise_multiplier=1.0, **trials)
+    plan = dataclasses.replace(PLAN, trials=privacy.trials)
+    spent = Outcome(algorithm.events(plan), plan.steps, plan.steps)
+    found = privacy_statement(algorithm, plan, spent, privacy=privacy, training=TrainingSettings(), seed=0)
+    assert any("the same sampling rate, noise and steps" in text for text in found["assumptions"])
+    assert "sampling rate, noise and steps of this one" in privacy_report(found).replace("\n", " ")
 
 
 @pytest.mark.parametrize(("name", "told"), [("sa_dpsgd", 30), ("dpsgd", 0)])

@@ -145,11 +145,11 @@ class PrivacySettings(Block):
     secure: bool = False
     """Noise and sampling from a cryptographic generator; no seed."""
     max_trials: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """The most trainings on these records, fixed before the first; ε is that of all of them together."""
+    """The most trainings on these records, of the same events and fixed before the first; ε is that of all together."""
     trials_law: Literal["geometric", "negative_binomial", "poisson"] | None = None
     """Instead of `max_trials`: the law from which the number of trainings was drawn before the first, `geometric`,
-    `negative_binomial` or `poisson`. ε is that of the choice and the chosen model, if nothing else of the trainings is
-    ever shown."""
+    `negative_binomial` or `poisson`. ε is that of the choice and the chosen model, if all have the same events, and
+    settings drawn at random from one list, and nothing else of them is ever shown."""
     trials_mean: Annotated[float, Field(ge=1, le=1_000_000)] | None = None
     """The mean of that law, of a number that is at least 1 (drawn again while it is 0)."""
     trials_shape: Annotated[float, Field(ge=0, le=1_000_000)] | None = None

@@ -119,6 +119,14 @@ _SCORE = (
     "into this training."
 )
 
+_OTHERS = "trainings that differ in these may cost more together, although each states the same ε."
+
+_DRAWN = (
+    "The settings of each must have been drawn at random from one list, whatever the others had: if a list is gone "
+    "through in order, the chosen settings tell how many trials came before. Every trial must have the sampling rate, "
+    "noise and steps of this one."
+)
+
 LAWS = {
     "geometric": "the geometric law",
     "negative_binomial": "the truncated negative binomial law",
@@ -136,15 +144,15 @@ def trials(privacy: Mapping) -> Section | None:
     if "law" not in declared:
         text = (
             f"At most {declared['max']} trainings on these records, this one included, were declared before the first "
-            "of them. ε is that of all their events together, so all of them may be published. Every trial has at most "
-            f"this run's ledger.{alike}"
+            "of them. ε is that of all their events together, so all of them may be published, if every trial has the "
+            f"sampling rate, noise and steps of this one, or its budget: {_OTHERS}{alike}"
         )
         return Section("Several trials", (text,))
     shape = f", η = {declared['shape']:g}" if "shape" in declared else ""
     text = (
         f"The number of trainings was drawn before the first of them from {LAWS[declared['law']]}, with mean "
         f"{declared['mean']:g}{shape} (Papernot and Steinke 2022). ε is that of the choice and the chosen model, "
-        "provided that nothing else about the trials is ever shown, not even their number, and that every trial has at "
-        f"most this run's ledger." + ("" if privacy.get("tuning") else f"{alike} {_SCORE}")
+        "provided that nothing else about the trials is ever shown, not even their number."
+        + ("" if privacy.get("tuning") else f" {_DRAWN}{alike} {_SCORE}")
     )
     return Section("Several trials", (text,))

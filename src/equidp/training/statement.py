@@ -188,12 +188,14 @@ def _trials(plan: Plan, membership: Membership | None) -> str:
         return "ε holds for this run alone: publishing several runs composes their ledgers."
     if trials.law is None:
         return (
-            f"At most {trials.cap} trainings on these records were declared before the first of them, each with at "
-            f"most this run's ledger: ε is that of all of them together, published or not.{moved}"
+            f"At most {trials.cap} trainings on these records were declared before the first of them, each with what "
+            "this run was planned to be charged: the same sampling rate, noise and steps, or the same budget. ε is "
+            f"that of all of them together, published or not; of others it may be more.{moved}"
         )
     return (
         f"The number of trainings was drawn before the first of them, from the {trials.law} law of mean "
-        f"{trials.mean:g}, each with at most this run's ledger. Nothing but the chosen one is ever "
+        f"{trials.mean:g}, and the settings of each at random from one list, whatever the others had. Each is charged "
+        "what this run was planned to be: the same sampling rate, noise and steps. Nothing but the chosen one is ever "
         "shown, and what chose it was private itself, or measured on records that none of them trains on: ε is that of "
         f"the choice and the chosen model together.{moved}"
     )
