@@ -354,6 +354,8 @@ def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
         digits, tmp_path / "run", given, {"dpsgd": given.algorithm("dpsgd")}, ledgers, {}
     )
     assert len(set(seeds)) == len(seeds) > 1
+    (said,) = (text for text in privacy["assumptions"] if "ε holds for tables too" in text)
+    assert "into the validation part, which has an ε of its own" in said  # it may be the larger one
     tuning = plan_tuning(parts(digits, given).train, given)
     assert privacy["epsilon"] == tuning.epsilon([again] * len(seeds)) > tuning.epsilon()
     assert tuning.score_event is not None

@@ -220,18 +220,22 @@ def size_sentence(membership: Membership | None, unit: str, size: int, *, by_uni
     return f"The number of {unit}s in the table{of_classes} and so the expected number of training {unit}s ({size})"
 
 
-def split_sentence(membership: Membership | None, unit: str, *, public: bool = False, tested: bool = False) -> str:
+def split_sentence(
+    membership: Membership | None, unit: str, *, public: bool = False, tested: bool = False, scored: str = ""
+) -> str:
     """What the split means for the guarantee, in one or two sentences of the privacy statement.
 
     Args:
         public: the run uses a public part, of which the model is an exact function.
         tested: the model is an exact function of the test part.
+        scored: a validation part chose the model; how its records are protected, as the end of a sentence.
     """
     match membership.how if membership is not None else "given":
         case "hash":
             assert membership is not None
-            part = "test" if tested else "public" if public else ""
-            unless = f", unless the key puts that {unit} into the {part} part, which nothing protects" if part else ""
+            part = "validation" if scored else "test" if tested else "public" if public else ""
+            how = scored or "nothing protects"
+            unless = f", unless the key puts that {unit} into the {part} part, which {how}" if part else ""
             return (
                 f"Which part a record is in depends on its own identity and the public key {membership.key} alone "
                 f"(data.membership=hash): tables that differ in one {unit} give training parts that differ in that "

@@ -51,7 +51,9 @@ from equidp.accounting.events import Event, beyond, merged
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
 from equidp.algorithms import ALGORITHMS
-from equidp.data.records import Records
+from equidp.data.membership import split_sentence
+from equidp.data.records import Membership, Records
+from equidp.data.sources import unit_noun
 from equidp.errors import EquidpError, refuse_unknown
 from equidp.evaluation.histogram import Noised, figures_event, sensitivity, tables
 from equidp.evaluation.noised import Cells, known_large, overall
@@ -200,9 +202,15 @@ def tuned_statement(
                 "tables": list(tables(settings.data.groups)),
             },
         },
-        "assumptions": [*privacy["assumptions"][:-1], _assumed(tuning)],
+        "assumptions": [*privacy["assumptions"][:-2], _split(privacy, tuning), _assumed(tuning)],
         "notes": [*privacy["notes"], _note(tuning, privacy["epsilon"])],
     }
+
+
+def _split(privacy: Mapping[str, Any], tuning: Tuning) -> str:
+    """In place of what a training says of its parts: a record of the validation part has another ε than the model's."""
+    scored = "nothing protects" if tuning.score_event is None else "has an ε of its own, for choice and scores"
+    return split_sentence(Membership(**privacy["membership"]), unit_noun(privacy["unit"]), scored=scored)
 
 
 def _assumed(tuning: Tuning) -> str:
