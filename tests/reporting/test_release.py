@@ -437,6 +437,7 @@ def test_the_documents_tell_what_the_ledger_counts_and_never_that_nothing_is_kno
         told = found[name].decode()
         assert "counted 2 secure runs on these records, published or not" in told
         assert "Together they cost one record at most ε = 5.5601 at δ = 1e-05." in told
+        assert "it is what was spent, and no guarantee at that ε" in told  # composition wants runs fixed beforehand
         assert "lists 7 runs in research mode and counts none" in told
         assert "another unit" not in told
     line = lines_of(document(found, "checklist"))["elsewhere"]
@@ -447,6 +448,7 @@ def test_the_documents_tell_what_the_ledger_counts_and_never_that_nothing_is_kno
     alone = files(counted=Spent(secure=0, research=1, others=3, epsilon=0.0, delta=1e-5))["privacy.md"].decode()
     assert "counted no secure runs on these records. Of 3 secure runs more, which protect another unit" in alone
     assert "lists 1 run in research mode" in alone
+    assert "what was spent" not in alone
     unread = lines_of(document(files(), "checklist"))["elsewhere"]["answer"]
     assert "the pipeline `ledger` tells" in unread
     assert not any(b"knows of none" in content for content in found.values())

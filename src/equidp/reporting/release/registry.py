@@ -231,6 +231,11 @@ def together(facts: Facts) -> str:
             f"δ = {delta_text(counted.delta)}"
         )
     text += "."
+    if counted.secure > 1:
+        text += (
+            " That bounds runs whose number and settings were fixed before the first; where later ones follow from "
+            "what earlier ones showed, it is what was spent, and no guarantee at that ε."
+        )
     if counted.others:
         text += f" Of {_runs(counted.others, 'secure ')} more, which protect another unit, the ε have no total with it."
     if counted.research:
