@@ -427,7 +427,7 @@ def test_how_a_part_was_drawn_is_kept_with_it(tmp_path: Path, sizes: bool) -> No
 
 def test_what_the_split_means_is_said_of_each_kind() -> None:
     assert "ε holds for tables too." in split_sentence(Membership("hash", key="seed=0"), "record")
-    chosen = split_sentence(Membership("hash", key="seed=0"), "record", scored="nothing protects")
+    chosen = split_sentence(Membership("hash", key="seed=0"), "record", exposed="the validation part")
     assert chosen.endswith("unless the key puts that record into the validation part, which nothing protects.")
     assert "ε says nothing about two tables that differ in one row" in split_sentence(Membership("strata"), "record")
     assert "the provider's split" in split_sentence(Membership("provider"), "record")

@@ -221,21 +221,18 @@ def size_sentence(membership: Membership | None, unit: str, size: int, *, by_uni
 
 
 def split_sentence(
-    membership: Membership | None, unit: str, *, public: bool = False, tested: bool = False, scored: str = ""
+    membership: Membership | None, unit: str, *, exposed: str = "", how: str = "nothing protects"
 ) -> str:
     """What the split means for the guarantee, in one or two sentences of the privacy statement.
 
     Args:
-        public: the run uses a public part, of which the model is an exact function.
-        tested: the model is an exact function of the test part.
-        scored: a validation part chose the model; how its records are protected, as the end of a sentence.
+        exposed: parts besides the training part that the model depends on, in words; empty where there are none.
+        how: how their records are protected, as the end of a sentence.
     """
     match membership.how if membership is not None else "given":
         case "hash":
             assert membership is not None
-            part = "validation" if scored else "test" if tested else "public" if public else ""
-            how = scored or "nothing protects"
-            unless = f", unless the key puts that {unit} into the {part} part, which {how}" if part else ""
+            unless = f", unless the key puts that {unit} into {exposed}, which {how}" if exposed else ""
             return (
                 f"Which part a record is in depends on its own identity and the public key {membership.key} alone "
                 f"(data.membership=hash): tables that differ in one {unit} give training parts that differ in that "

@@ -124,10 +124,20 @@ def _assumptions(
         "public.",
         "What the model starts from is public and was not computed from these records: initial weights, and pretrained "
         "weights, word vectors or feature maps read from files.",
-        split_sentence(membership, unit, public=algorithm.needs_public, tested=algorithm.acceptance.on_test),
+        split_sentence(membership, unit, exposed=_exposed(algorithm, plan)),
         _trials(plan, membership)
         + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
     ]
+
+
+def _exposed(algorithm: Algorithm, plan: Plan) -> str:
+    """The parts that a model, or the choice of it, depends on without noise, besides the training part; in words."""
+    parts = {
+        "the test part": algorithm.acceptance.on_test,
+        "the public part": algorithm.needs_public,
+        "a part whose exact figures chose": plan.trials.law is not None,
+    }
+    return " or ".join(part for part, looked_at in parts.items() if looked_at)
 
 
 def membership_facts(membership: Membership | None) -> dict[str, str] | None:

@@ -209,8 +209,9 @@ def tuned_statement(
 
 def _split(privacy: Mapping[str, Any], tuning: Tuning) -> str:
     """In place of what a training says of its parts: a record of the validation part has another ε than the model's."""
-    scored = "nothing protects" if tuning.score_event is None else "has an ε of its own, for choice and scores"
-    return split_sentence(Membership(**privacy["membership"]), unit_noun(privacy["unit"]), scored=scored)
+    how = "nothing protects" if tuning.score_event is None else "has an ε of its own, for choice and scores"
+    membership, unit = Membership(**privacy["membership"]), unit_noun(privacy["unit"])
+    return split_sentence(membership, unit, exposed="the validation part", how=how)
 
 
 def _assumed(tuning: Tuning) -> str:
