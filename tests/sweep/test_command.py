@@ -23,7 +23,7 @@ from equidp.cli import sweep
 from equidp.errors import EquidpError
 from equidp.options import dotted
 from equidp.sweep.cell import CellResult
-from equidp.sweep.command import INTERRUPTED, _conclude, fan_out, time_left, unnamed
+from equidp.sweep.command import INTERRUPTED, _conclude, fan_out, refuse_undeclared, time_left, unnamed
 from equidp.sweep.fanout import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +72,28 @@ def test_an_option_that_no_cell_reads_is_refused(project):
     params = "--params=dpsgd_f.options.base_clip_norm=2,sgd.options.learning_rate=1"
     read = call(["--algorithms=dpsgd,dpsgd_f", params, "--dry-run"])
     assert (read.exit_code, read.stdout.count("base_clip_norm=2"), read.stdout.count("sgd.options")) == (0, 1, 2)
+
+
+def cells(count: int, seeds: int = 1, **privacy: object) -> list[SimpleNamespace]:
+    one = partial(SimpleNamespace, dataset="adult", algorithm="dpsgd", settings={"privacy": privacy})
+    return [one(seed=seed) for seed in range(seeds) for _ in range(count)]
+
+
+def test_a_sweep_trains_no_more_often_than_its_runs_state():
+    """Each stated the ε of two trainings together, and there were three."""
+    refuse_undeclared(cells(2, seeds=3, trials=2))  # repeated, each seed for itself
+    with pytest.raises(EquidpError, match=r"max_trials=2 is what each .* trains dpsgd 3 times .* of adult"):
+        refuse_undeclared(cells(3, seeds=2, trials=2))
+    refuse_undeclared([*cells(2, trials=2, epsilon=1.0), *cells(2, trials=2, epsilon=3.0)])  # compared, none chosen
+    refuse_undeclared(cells(6, trials=1))  # each for itself, as its statement says
+    refuse_undeclared(cells(2, unit="record"))  # the baseline's
+
+
+def test_a_sweep_takes_no_law_of_trials():
+    """Its cells are gone through in order, equal ones are one, and its table tells how many there were."""
+    with pytest.raises(EquidpError, match="trials_law=geometric: a sweep goes through its cells in order"):
+        refuse_undeclared(cells(3, trials_law="geometric", trials_mean=3.0, max_trials=1))
+    refuse_undeclared(cells(1, seeds=3, trials_law="geometric", trials_mean=3.0, max_trials=1))
 
 
 @pytest.mark.slow

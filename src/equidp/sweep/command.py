@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -63,6 +64,7 @@ def run_command(
     grid = choose_grid(grids, name, {**axes, "params": typed})
     cells = project.cells(grid)
     _refuse_unread(typed, cells)
+    refuse_undeclared(cells)
     name = _folder_name(name or unnamed(cells))
     _announce(name, grid, cells, console)
     if dry_run:
@@ -100,6 +102,33 @@ def _refuse_unread(typed: Mapping[str, Any], cells: Sequence[Cell]) -> None:
     for name in typed:
         if (section := name.split(".")[0]) in ALGORITHMS and section not in trained:
             raise EquidpError(f"--params sets {name}, and no cell of this sweep trains {section}: leave it out.")
+
+
+def refuse_undeclared(cells: Sequence[Cell]) -> None:
+    """Refuse more trials than their statements declare, and trials under a law, which a list has none of.
+
+    Trials are cells of one data set, seed, algorithm and guarantee: others are compared, and none chosen among them.
+    """
+    trained = Counter(
+        (cell.dataset, cell.seed, cell.algorithm, digest(cell.settings["privacy"]))
+        for cell in cells
+        if cell.settings["privacy"].get("trials", 0) != 1  # declared, or under a law
+    )
+    for cell in cells:
+        privacy = cell.settings["privacy"]
+        count = trained[cell.dataset, cell.seed, cell.algorithm, digest(privacy)]
+        if privacy.get("trials_law") and count > 1:
+            raise EquidpError(
+                f"privacy.trials_law={privacy['trials_law']}: a sweep goes through its cells in order, and tells of "
+                "all; the ε of a law is of trials drawn at random, of which one is told. Take kedro run "
+                "--pipeline=tune, or privacy.max_trials."
+            )
+        if count > (declared := privacy.get("trials", count)):
+            raise EquidpError(
+                f"privacy.max_trials={declared} is what each run will state, and this sweep trains {cell.algorithm} "
+                f"{count} times on the same records of {cell.dataset}: declare all of them "
+                f"(privacy.max_trials={count}), or make fewer cells."
+            )
 
 
 def _folder_name(name: str) -> str:
