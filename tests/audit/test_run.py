@@ -13,6 +13,7 @@ import torch
 from tests.audit.toy import records, setup_of, split
 from torch import nn
 
+from equidp.accounting.trials import Trials
 from equidp.algorithms import algorithm_settings
 from equidp.audit import AuditSettings, epsilon_lower_bound, run
 from equidp.audit.figures import bounds_beside_claims, exposure_by_group
@@ -121,6 +122,23 @@ def test_sides_with_other_shares_of_a_group_are_not_taken_for_a_leak() -> None:
     assert low < 0.5 < high
     assert [of["members"] for of in found["groups"]["class"].values()] == [100, 300]
     assert all(abs(of["auc"] - 0.5) < 0.15 for of in found["groups"]["sex"].values() if of["auc"] is not None)
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "dpis"])
+def test_of_declared_trials_the_claim_is_that_of_the_one_that_is_audited(name: str) -> None:
+    """Beside what twenty cost together one could have a third of its noise, and nothing was shown."""
+    one = setup_of(name)
+    trials = dataclasses.replace(one.plan, trials=Trials(cap=20))
+    several = dataclasses.replace(one, plan=one.algorithm.calibrated(trials, 3.0))
+    stated = several.algorithm.epsilon(several.plan).value
+    assert stated == pytest.approx(3.0, rel=0.01)
+    assert audit.claimed(several, several.plan.delta) < stated / 2
+    alone = dataclasses.replace(one.plan, noise_multiplier=several.plan.noise_multiplier)
+    if name == "dpsgd":
+        assert audit.claimed(several, 1e-4) == one.algorithm.epsilon(dataclasses.replace(alone, delta=1e-4)).value
+    curve = audit.claimed_curve(several)
+    assert curve is not None
+    assert curve["recognised_at_1_percent"] < 0.2
 
 
 def test_a_claim_is_refuted_as_soon_as_the_bound_is_above_it(monkeypatch: pytest.MonkeyPatch) -> None:

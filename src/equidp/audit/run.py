@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from equidp.accounting.accounted import Accounted
+from equidp.accounting.epsilon import epsilon_of
+from equidp.accounting.trials import Trials
 from equidp.audit.canaries import Verdict, coins, gradient_scores, input_scores, joined, seeded, verdict
 from equidp.audit.membership import alike, at_most, exposure, exposure_per_group, halves, reference_scores
 from equidp.audit.one_run import epsilon_lower_bound
@@ -97,16 +99,26 @@ def run(
 
 
 def claimed(setup: TrainingSetup, delta: float) -> float:
-    """The ε that the setup's run claims at δ: of its events, or of its budget."""
-    return setup.algorithm.epsilon(dataclasses.replace(setup.plan, delta=delta)).value
+    """The ε that the setup's training claims at δ: of its events, or of its budget."""
+    return _claim(setup).epsilon(delta).value
 
 
 def claimed_curve(setup: TrainingSetup) -> dict[str, Any] | None:
-    """The trade-off curve that the setup's run claims, as in privacy.json; None if none is known."""
-    algorithm, plan = setup.algorithm, setup.algorithm.adapt(setup.plan)
-    events = algorithm.events(plan)
-    curve = Accounted(plan, events, events, algorithm.budget(plan)).trade_off()
+    """The trade-off curve that the setup's training claims; None if none is known."""
+    curve = _claim(setup).trade_off()
     return curve.to_dict() if curve else None
+
+
+def _claim(setup: TrainingSetup) -> Accounted:
+    """What one training costs, also where the statement's ε is of several trials: one of them is audited, and beside
+    what all of them cost together it could have next to no noise.
+    """
+    algorithm, plan = setup.algorithm, setup.algorithm.adapt(setup.plan)
+    budget, events = algorithm.budget(plan), algorithm.events(plan)
+    if budget is not None:
+        alone = epsilon_of(budget.total, budget.order, plan.delta)
+        budget = dataclasses.replace(budget, trials=1, epsilon=alone)
+    return Accounted(dataclasses.replace(plan, trials=Trials()), events, events, budget)
 
 
 def achieved(scores: Tensor, included: Tensor) -> list[list[float]]:
