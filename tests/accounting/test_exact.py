@@ -81,6 +81,7 @@ def test_noise_is_enough_where_rounding_is_as_large_as_delta() -> None:
     assert exact_delta(long_run(calibrate(long_run, 3.573, 1e-11)), 3.573) <= 1e-11
 
 
+@pytest.mark.slow
 def test_a_target_is_met_where_rounding_differs_from_grid_to_grid() -> None:
     """By PLD's coarse grid a noise of 0.780 would do: a figure by the fine one, and by Rényi divergences, is 2.04."""
     assert epsilon(long_run(calibrate(long_run, 2.0, 2.7e-10)), 2.7e-10).value <= 2.0

@@ -219,13 +219,13 @@ class TestCalibration:
         noise = calibrate(schedule, target, 1e-5)
         assert 0.99 * target < epsilon(schedule(noise), 1e-5).value <= target
 
-    @pytest.mark.parametrize("target", [0.01, 0.05, 0.2])
+    @pytest.mark.parametrize("target", [0.01, *(pytest.param(of, marks=pytest.mark.slow) for of in (0.05, 0.2))])
     def test_meets_a_small_target_as_nearly(self, target: float) -> None:
         """There the coarse grid of the search is off by much, and Rényi divergences drown in rounding."""
         events = [Event(0.02, calibrate(lambda noise: [Event(0.02, noise, 500)], target, 1e-5), 500)]
         assert 0.99 * target < epsilon(events, 1e-5).value <= target
 
-    @pytest.mark.parametrize(("rate", "count"), [(0.01, 1000), (1.0, 10)])
+    @pytest.mark.parametrize(("rate", "count"), [pytest.param(0.01, 1000, marks=pytest.mark.slow), (1.0, 10)])
     def test_meets_a_target_below_what_order_512_says_of_no_divergence(self, rate: float, count: int) -> None:
         """The quick figure is at least ln(511/512) − ln(512·δ)/511 = 0.04, whatever the noise."""
         noise = calibrate(lambda noise: [Event(rate, noise, count)], 0.03, 1e-12)

@@ -192,7 +192,9 @@ def planned(**trials: Any) -> Plan:
     return Plan(1437, 128, 2, 10, DELTA, 1.5, trials=Trials(**trials))
 
 
-@pytest.mark.parametrize("trials", [{"cap": 3}, {"law": "geometric", "mean": 3.0}])
+@pytest.mark.parametrize(
+    "trials", [pytest.param({"cap": 3}, marks=pytest.mark.slow), {"law": "geometric", "mean": 3.0}]
+)
 def test_noise_is_calibrated_for_all_trials_and_the_path_ends_in_their_epsilon(trials: dict[str, Any]) -> None:
     algorithm, plan = algorithm_settings("dpsgd").build(), planned(**trials)
     plan = algorithm.calibrated(plan, 3.0)

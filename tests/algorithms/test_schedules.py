@@ -51,6 +51,7 @@ class TestSAD:
         assert (noise[0], noise[-1]) == (pytest.approx(0.64), 1.0)
         assert (bound[0], bound[-1]) == (pytest.approx(25 / 9), 1.0)
 
+    @pytest.mark.slow
     def test_what_is_calibrated_is_what_is_trained(self, lab: Any) -> None:
         algorithm = algorithm_settings("sad_dpsgd").build()
         plan = algorithm.calibrated(lab.plan(records=2000, batch_size=20), 1.0)

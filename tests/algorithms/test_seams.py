@@ -125,14 +125,13 @@ class TestChosenSteps:
         paid = {(0.25, fuse(1.0, 0.5)): 4, (0.25, 1.0): 8}
         assert counted(run.trainer.ledger.events) == counted(algorithm.events(plan)) == paid
         assert algorithm.covers(plan, run.trainer.ledger.events)
-        always = counting(count_noise_multiplier=0.5)
-        assert algorithm.epsilon(plan).value < always.epsilon(plan).value
-        assert algorithm.epsilon_path(plan)[-1] == pytest.approx(algorithm.epsilon(plan).value, rel=1e-2)
 
     @pytest.mark.slow
-    def test_the_noise_for_a_target_counts_the_steps_that_pay(self, lab: Any) -> None:
+    def test_epsilon_its_path_and_the_noise_for_a_target_count_the_steps_that_pay(self, lab: Any) -> None:
         plan, algorithm = lab.plan(epochs=3), counting(every=3, count_noise_multiplier=0.5)
         target = algorithm.epsilon(plan).value
+        assert target < counting(count_noise_multiplier=0.5).epsilon(plan).value
+        assert algorithm.epsilon_path(plan)[-1] == pytest.approx(target, rel=1e-2)
         assert algorithm.calibrated(plan, target).noise_multiplier == pytest.approx(1.0, rel=1e-2)
 
     def test_segments_of_a_schedule_are_crossed(self, lab: Any) -> None:

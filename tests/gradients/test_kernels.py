@@ -100,7 +100,7 @@ def test_group_norms_gradients_are_torchs(channels: int, groups: int, places: tu
     torch.testing.assert_close(kernels.group_norm(values, backprop, groups, 1e-5), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("turned", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("channels", "size", "stride", "dilation", "padding", "image"),
     [

@@ -161,9 +161,18 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
-@pytest.mark.parametrize("kernel", [3, (2, 4), 1])
+@pytest.mark.parametrize(
+    ("kernel", "layout"),
+    [
+        (3, torch.contiguous_format),
+        ((2, 4), torch.channels_last),
+        (1, torch.contiguous_format),
+        pytest.param(3, torch.channels_last, marks=pytest.mark.slow),
+        pytest.param((2, 4), torch.contiguous_format, marks=pytest.mark.slow),
+        pytest.param(1, torch.channels_last, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("settings", CONVOLUTIONS)
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_conv2d(settings, kernel, layout, holds) -> None:
     holds(nn.Conv2d(4, 8, kernel, **settings), torch.randn(4, 4, 9, 10).to(memory_format=layout))
 

@@ -154,6 +154,12 @@ def structure(state: Any) -> Any:
 
 
 def test_a_run_goes_on_from_a_checkpoint_which_lies_on_the_cpu(tmp_path: Path) -> None:
+    with pretended_gpu():
+        goes_on("dpsgd_f", tmp_path)
+
+
+@pytest.mark.slow
+def test_so_does_a_run_of_every_kind(tmp_path: Path) -> None:
     """One algorithm for each structure that the state of any has: copying a state looks at nothing else."""
     found: dict[Any, str] = {}
     for name in ALGORITHMS:

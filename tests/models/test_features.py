@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models.conftest import SCHEMAS, batch
+from tests.thorough import first
 from torch import Tensor
 
 from equidp.data import storage
@@ -76,7 +77,7 @@ def test_photographs_are_scattered_once_for_each_size_and_number_of_scales(monke
 RESNET = "torchvision:resnet18"
 
 
-@pytest.mark.parametrize("name", [pytest.param("scatter", marks=pytest.mark.slow), "photographs", "network"])
+@pytest.mark.parametrize("name", first(("scatter", "photographs", "network"), ["network"]))
 def test_each_records_features_depend_on_it_alone(name: str, weights_file: Path) -> None:
     given = {"network": RESNET, "weights": str(weights_file), "size": 32} if name == "network" else {}
     if name == "photographs":

@@ -26,6 +26,9 @@ TRAINED = FIRST | dict.fromkeys(
 """A dataset of each model; of extracted features where a fixed map, which takes a second to make, has no part in it."""
 cross_entropy = nn.CrossEntropyLoss(reduction="none")
 
+HELD_TO_FLOAT64 = {"logistic", "mlp", "cnn_small", "cnn4", "cnn9", "resnet9", "bilstm"}
+"""Models whose gradients tests/gradients/test_engine.py holds to exact ones."""
+
 
 def test_every_model_takes_some_dataset() -> None:
     assert set(FIRST) == set(MODELS)
@@ -46,7 +49,7 @@ def test_logits_come_out_for_stored_features_and_no_record_changes_anothers(
     torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", first(MODELS, MODELS.keys() - {"resnet_finetune", "wrn16_4"}))
+@pytest.mark.parametrize("name", first(MODELS, MODELS.keys() - {"resnet_finetune", "wrn16_4"} - HELD_TO_FLOAT64))
 def test_the_engine_finds_each_records_gradient(name: str, options: dict) -> None:
     schema = SCHEMAS[TRAINED[name]]
     model = build_model(name, schema, options=options[name], seed=1).train()
