@@ -49,6 +49,7 @@ def test_lists_may_be_typed_on_one_line(given: Any) -> None:
     [
         ({"sise": 1}, r"Unknown option 'sise'\. Did you mean 'size'"),
         ({"size": "many"}, r"The option 'size' is not valid: .*\(given: 'many'\)"),
+        ({"names": [1, 1, 1]}, r"is not valid: Input should be a valid string; put it in quotes \(given: 1\)\.$"),
         ({"names": [1]}, r"The option 'names\.0' is not valid: .*; put it in quotes \(given: 1\)\.$"),
         ({"rate": "much"}, r"valid number, .*, or 'half', or a ratio such as 10x \(given: 'much'\)\.$"),
         ({"widths": "64+x"}, r"'widths\.1' is not valid: .*\(given: 'x'\)\.$"),

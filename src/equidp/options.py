@@ -161,7 +161,8 @@ def refusal_of(error: ValidationError) -> tuple[ErrorDetails, str]:
     alike = [one for one in others if first["loc"] and one["loc"][:1] == first["loc"][:1]]
     if first["type"] == "greater_than":
         alike = [one for one in alike if one["type"] != "string_type"]  # quotes would not make the number larger
-    reasons = [_reason(one) for one in (first, *(one for one in alike if one["input"] is first["input"]))]
+    # several settings may hold the same small number: what is wrong with all of them is said once
+    reasons = dict.fromkeys(_reason(one) for one in (first, *(one for one in alike if one["input"] is first["input"])))
     return first, ", or ".join(reasons).replace(", or Input should be ", ", or ")
 
 
