@@ -70,6 +70,11 @@ def test_a_model_that_chance_explains_is_told_of(caplog):
     assert "dpsgd: the model is hardly better than guesses: MCC 0.09" in said(caplog, "dpsgd", predicted, labels)
 
 
+def test_a_model_of_the_rarer_class_alone_is_not_told_to_have_the_accuracy_of_the_frequent_one(caplog):
+    told = said(caplog, "dpsgd", (1,) * 100, (0,) * 60 + (1,) * 40)
+    assert "Its accuracy may then be that of one class for everybody and says nothing." in told
+
+
 def test_a_model_without_any_error_is_told_of_where_records_are_many(caplog):
     labels = (0,) * 60 + (1,) * 40
     assert "dpsgd: the model got all 100 records right, as where a feature tells the label" in said(

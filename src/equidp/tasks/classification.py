@@ -62,7 +62,7 @@ class Classification(Task):
     costs = ("accuracy", "excess_loss")
     beside = ("auroc",)
     diverged_means = "every prediction counts as wrong"
-    guessed_means = "Its accuracy is then that of the most frequent class"
+    guessed_means = "Its accuracy may then be that of one class for everybody"
     metrics_mean = "Balanced accuracy and macro-F1 count every class alike, however rare."
     undefined_means = "no test record, or one class only. Within a class, accuracy is its recall"
     intervals_are = "Wilson's of accuracies and Newcombe's of differences"
