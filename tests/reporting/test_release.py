@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import dp_accounting as dp
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -36,6 +37,7 @@ from equidp.reporting.release import release_files, released_facts, wanted
 from equidp.reporting.release.card import figure_tables
 from equidp.reporting.release.lines import as_json
 from equidp.reporting.release.registry import registry_entry
+from equidp.tasks import task_of
 from equidp.training import privacy_statement
 
 SCHEMA = Schema(
@@ -748,3 +750,6 @@ def test_the_code_of_the_card_scores_raw_rows(name, more, tmp_path, monkeypatch)
         exec(block, found)
     assert torch.equal(found["features"], known.encode(rows))
     assert torch.equal(found["model"](found["features"]), trained(known.encode(rows)))
+    answers = task_of(records.schema).predict(trained(known.encode(rows)))
+    assert list(found["answers"]) == list(records.schema.classes)  # by name, and in no logits
+    assert np.array_equal(found["answers"].to_numpy(), answers.detach().numpy())
