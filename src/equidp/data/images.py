@@ -79,7 +79,7 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
         with Image.open(encoded if isinstance(encoded, Path) else io.BytesIO(encoded), formats=FORMATS) as opened:
             if opened.mode.startswith(DEEP_MODES) or any(DEEP_SIGN in str(tile.args) for tile in opened.tile):
                 # Pillow would cut off at 255 and leave a white image; how to scale depends on what the device wrote
-                raise EquidpError(f"Image {name} has more than 8 bits per pixel; scale it to 8 and save it again.")
+                raise EquidpError(f"Image {name} has more than 8 bits per channel; scale it to 8 and save it again.")
             image: Image.Image = opened.convert("RGB" if channels == 3 else "L")
     except UNREADABLE as error:
         raise EquidpError(

@@ -140,7 +140,7 @@ def test_an_image_of_more_than_eight_bits_is_refused_not_cut_off(tmp_path: Path,
     path = tmp_path / "mine" / "pets" / "dog" / "dog0.png"
     Image.fromarray(np.full((16, 16), 4095, dtype=np.uint16)).save(path)
     for channels in (1, 3):
-        with pytest.raises(EquidpError, match=r"dog0\.png has more than 8 bits per pixel; scale it to 8"):
+        with pytest.raises(EquidpError, match=r"dog0\.png has more than 8 bits per channel; scale it to 8"):
             read(tmp_path, {**options, "channels": channels})
 
 
@@ -153,7 +153,7 @@ def test_a_sixteen_bit_image_that_pillow_opens_as_eight_bits_is_refused(tmp_path
     ):
         chunks.append(struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)))
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
-    with pytest.raises(EquidpError, match=r"dog0\.png has more than 8 bits per pixel; scale it to 8"):
+    with pytest.raises(EquidpError, match=r"dog0\.png has more than 8 bits per channel; scale it to 8"):
         read(tmp_path, options)
 
 
