@@ -75,6 +75,15 @@ def test_a_model_of_the_rarer_class_alone_is_not_told_to_have_the_accuracy_of_th
     assert "Its accuracy may then be that of one class for everybody and says nothing." in told
 
 
+@pytest.mark.parametrize("predicted", [(1,) * 100, (0, 1) * 50])
+def test_a_private_model_that_overshot_is_told_what_to_try(caplog, predicted):
+    """Whether its classes are guesses or not: its baseline alone was told so."""
+    told = said(caplog, "dpsgd", predicted, (0,) * 60 + (1,) * 40)
+    assert "above the 0.69 of equal probabilities. Steps may be too long for these records, or for this noise" in told
+    assert "try a smaller training.learning_rate" in told
+    assert "equal probabilities" not in said(caplog, "dpsgd", (0,) * 60 + (1,) * 40, (0,) * 60 + (1,) * 40)
+
+
 def test_a_model_without_any_error_is_told_of_where_records_are_many(caplog):
     labels = (0,) * 60 + (1,) * 40
     assert "dpsgd: the model got all 100 records right, as where a feature tells the label" in said(
@@ -89,7 +98,7 @@ def test_a_baseline_whose_loss_is_above_that_of_equal_probabilities_is_told_of(c
     labels, sure_and_often_wrong = (0, 1) * 40, (0, 1) * 30 + (1, 1) * 10
     told = said(caplog, "sgd", sure_and_often_wrong, labels)
     assert "above the 0.69 of equal probabilities: costs of privacy beside it are too small" in told
-    assert not said(caplog, "dpsgd", sure_and_often_wrong, labels)
+    assert "baseline" not in said(caplog, "dpsgd", sure_and_often_wrong, labels)
     assert not said(caplog, "sgd", labels, labels)
 
 

@@ -269,6 +269,17 @@ def test_a_baseline_that_overshot_is_said(sample, page):
     )
 
 
+def test_private_models_that_overshot_are_said_together(sample, page):
+    """Losses of 3.4 to 11.9 at a rate ten times too large, and the page told of the baseline's alone."""
+    names = [name for name in sample.documents if name != "sgd"]
+    documents = {
+        name: of | ({"overall": of["overall"] | {"loss": 13.81}} if name in names else {})
+        for name, of in sample.documents.items()
+    }
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert f"The test loss of {', '.join(names)} is above that of equal probabilities. Steps may be too long" in text
+
+
 def test_a_private_model_that_guesses_is_said(sample):
     guessing = sample.documents["dpsgd"]["overall"] | {"mcc": 0.0, "auroc": 0.5}
     documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": guessing}}

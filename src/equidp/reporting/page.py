@@ -22,7 +22,7 @@ from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.style import label
 from equidp.reporting.tables import groupings_of
 from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text, task_in
-from equidp.tasks.base import Task
+from equidp.tasks.base import TOO_LONG, Task
 
 MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
@@ -331,6 +331,8 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
     for name, document in documents.items():
         if said := task.guessing(document):
             yield f"The model of {name} {said}. {task.guessed_means}."
+    if private := [name for name, of in documents.items() if name != BASELINE and task.overshot(of)]:
+        yield f"The test loss of {', '.join(private)} is above that of equal probabilities. {TOO_LONG}."
     yield from _together({name: said for name, of in documents.items() if (said := task.hardly(of))})
     yield from _together({name: said for name, of in documents.items() if (said := task.flawless(of))})
     if lost := [name for name, baseline in baselines.items() if task.diverged(baseline)]:

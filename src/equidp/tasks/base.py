@@ -30,6 +30,8 @@ OUTDONE = (
     "did better than the non-private baseline, by more than chance: that baseline can be trained better (a learning "
     "rate of its own, sgd.options.learning_rate, or more training.epochs). Costs and gaps beside it are too small"
 )
+TOO_LONG = "Steps may be too long for these records, or for this noise: try a smaller training.learning_rate"
+"""What follows for a private model that has overshot."""
 
 
 class LossOptions(TypedDict, total=False):

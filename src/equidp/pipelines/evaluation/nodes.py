@@ -21,7 +21,7 @@ from equidp.parameters import Settings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.system.files import write_private
 from equidp.tasks import task_of
-from equidp.tasks.base import Task
+from equidp.tasks.base import TOO_LONG, Task
 from equidp.training.conclusion import HISTOGRAM
 from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
@@ -54,6 +54,8 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
             "its own, by --params=sgd.options.learning_rate=…, or fewer training.epochs.",
             said,
         )
+    if algorithm != BASELINE and (said := task.overshot(figures)):
+        logger.warning("%s: the model %s. %s.", algorithm, said, TOO_LONG)
     # the baseline is part of every run, and the part is the same for all its algorithms
     if algorithm == BASELINE and test.schema.classes:
         _tell_of_absent_classes(test, part)
