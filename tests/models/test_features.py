@@ -35,6 +35,11 @@ def test_scattering_has_81_channels_per_channel_at_a_quarter_of_the_size(dataset
     assert torch.equal(extracted.labels, records(dataset).labels)
 
 
+def test_no_record_at_all_is_refused_in_words_and_not_by_the_library_that_transforms_it() -> None:
+    with pytest.raises(EquidpError, match="There are no records to compute features of: check where they are read"):
+        extract(records("digits", 0), "scatter")
+
+
 def test_scattering_is_normalised_per_record_and_group() -> None:
     extracted = extract(records("mnist"), "scatter").features.float()
     grouped = extracted.reshape(5, 27, -1)

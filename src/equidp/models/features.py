@@ -248,8 +248,11 @@ def extract(
     the log.
 
     Raises:
-        EquidpError: an unknown map or option, weights that are not available, or more features than memory holds.
+        EquidpError: no record, an unknown map or option, weights that are not available, or more features than memory
+            holds.
     """
+    if not len(records):  # *.jpg found none among .JPG, say: a library would refuse it in words of its own
+        raise EquidpError("There are no records to compute features of: check where they are read from.")
     if not maps(name, records.schema):
         feature_options(name, options)
         logger.warning("Dataset %s has no raw images: features %r leave it as it is.", records.schema.name, name)
