@@ -84,6 +84,19 @@ def test_a_private_model_that_overshot_is_told_what_to_try(caplog, predicted):
     assert "equal probabilities" not in said(caplog, "dpsgd", (0,) * 60 + (1,) * 40, (0,) * 60 + (1,) * 40)
 
 
+@pytest.mark.parametrize("algorithm", ["sgd", "dpsgd"])
+def test_a_model_that_overshot_is_told_of_where_no_class_is_reported_by(caplog, algorithm):
+    """A draft of `kedro new-dataset` reports by sex and age."""
+    sex, labels = torch.tensor([0, 1] * 40), torch.tensor([0, 1] * 40)
+    schema = Schema("made", "tabular", (1,), ("no", "yes"), {"class": ("no", "yes"), "sex": ("f", "m")})
+    test = Records(torch.zeros(80, 1), labels, {"class": labels, "sex": sex}, schema)
+    settings = cast(Settings, SimpleNamespace(data=DataSettings(groups=("sex",))))
+    sure_and_often_wrong = np.eye(2, dtype=np.float32)[[0, 1] * 30 + [1, 1] * 10]
+    with caplog.at_level(logging.WARNING):
+        evaluate_groups(sure_and_often_wrong, test, settings, algorithm=algorithm)
+    assert "above the 0.69 of equal probabilities" in caplog.text
+
+
 def test_a_model_without_any_error_is_told_of_where_records_are_many(caplog):
     labels = (0,) * 60 + (1,) * 40
     assert "dpsgd: the model got all 100 records right, as where a feature tells the label" in said(

@@ -183,8 +183,12 @@ class Task(ABC):
         return None
 
     @classmethod
-    def overshot(cls, figures: Mapping[str, Any]) -> str | None:
-        """What to say of a model whose loss is worse than without any training; None if not told."""
+    def overshot(cls, figures: Mapping[str, Any], classes: int = 0) -> str | None:
+        """What to say of a model whose loss is worse than without any training; None if not told.
+
+        Args:
+            classes: how many there are; 0 if that is known from the figures alone.
+        """
         return None
 
     @classmethod

@@ -137,12 +137,13 @@ class Classification(Task):
         )
 
     @classmethod
-    def overshot(cls, figures: Mapping[str, Any]) -> str | None:
-        """By a loss above that of equal probabilities; the number of classes is known where they are reported.
+    def overshot(cls, figures: Mapping[str, Any], classes: int = 0) -> str | None:
+        """By a loss above that of equal probabilities; figures tell the number of classes where these are reported.
 
         Its classes may be right by half, but its steps are too long, or it went on too long.
         """
-        loss, classes = figures.get("overall", {}).get("loss"), len(figures.get("groups", {}).get("class", {}))
+        loss = figures.get("overall", {}).get("loss")
+        classes = classes or len(figures.get("groups", {}).get("class", {}))
         if loss is None or classes < 2 or loss <= math.log(classes):
             return None
         return f"has a test loss of {loss:.2f}, above the {math.log(classes):.2f} of equal probabilities"

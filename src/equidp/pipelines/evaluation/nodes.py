@@ -41,20 +41,20 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
     """Metrics overall and in every group of the test part."""
     part = settings.data.evaluate_on
     groups = group_arrays(test, settings.data.groups)
-    task = task_of(test.schema)
+    task, classes = task_of(test.schema), len(test.schema.classes)
     positive = {"positive": settings.data.positive_class} if settings.data.positive_class else {}
     figures = task.evaluate(scores, test.labels.numpy(), groups, units=_units(test), **positive)
     if said := task.guessing(figures):  # here, of each model once, however many are compared with the baseline
         _tell_of_guessing(algorithm, said, task)
     elif said := task.hardly(figures) or task.flawless(figures):
         logger.warning("%s: the model %s.", algorithm, said)
-    elif algorithm == BASELINE and (said := task.overshot(figures)):
+    elif algorithm == BASELINE and (said := task.overshot(figures, classes)):
         logger.warning(
             "The non-private baseline %s: costs of privacy beside it are too small. Give it a smaller learning rate of "
             "its own, by --params=sgd.options.learning_rate=…, or fewer training.epochs.",
             said,
         )
-    if algorithm != BASELINE and (said := task.overshot(figures)):
+    if algorithm != BASELINE and (said := task.overshot(figures, classes)):
         logger.warning("%s: the model %s. %s.", algorithm, said, TOO_LONG)
     # the baseline is part of every run, and the part is the same for all its algorithms
     if algorithm == BASELINE and test.schema.classes:
@@ -87,7 +87,8 @@ def cost_against_baseline(
         document["cost_of_privacy"]["intervals"] = task.cost_intervals(
             scores, baseline_scores, test.labels.numpy(), groups, units=_units(test)
         )
-    explained = task.guessing(baseline) or task.overshot(baseline) or task.guessing(evaluation)
+    overshot = task.overshot(baseline, len(test.schema.classes))
+    explained = task.guessing(baseline) or overshot or task.guessing(evaluation)
     if (said := task.outdone(document)) and not explained:
         logger.warning("%s %s.", algorithm, said)
     return document
