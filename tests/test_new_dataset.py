@@ -194,7 +194,7 @@ def test_the_command_drafts_and_then_checks(project: Path, monkeypatch: pytest.M
     start = "training.learning_rate=3,dpsgd.options.clip_norm=0.3"
     assert call().splitlines() == [
         "Reads the table and tries it against the preset.",
-        "It is as declared. Now seven short trainings on made-up rows, for a rate to start from.",
+        "It is as declared. Now six short trainings on made-up rows, for a rate to start from.",
         "3 rows, 4 features",
         "class: well 3, ill 0",
         "age: under 40 3, 40 and over 0",

@@ -282,7 +282,7 @@ def check(
         return "\n".join(found), ""
     from equidp.starting_rate import starting_rate  # late: it imports all that trains
 
-    click.echo("It is as declared. Now seven short trainings on made-up rows, for a rate to start from.", err=True)
+    click.echo("It is as declared. Now six short trainings on made-up rows, for a rate to start from.", err=True)
     whole = records.unit if settings.privacy.by_unit else None
     # by declared sizes how many there are is protected, and what is proposed here becomes a setting
     declared = sum(records.schema.sizes if whole is None else records.schema.unit_sizes)

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from equidp.data.raw_files import files_below
 from equidp.errors import EquidpError
+from equidp.system.progress import frames
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 OTHER_SUFFIXES = (
@@ -64,7 +65,7 @@ def decode_all(
         position, name, encoded = item
         pixels[position] = decode(name, encoded, side=side, channels=channels, crop=crop)
 
-    for _ in tqdm(_in_parallel(place, images), total=count, desc=title, unit="image", disable=None):
+    for _ in tqdm(_in_parallel(place, images), total=count, desc=title, unit="image", **frames()):
         pass
     return pixels
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from equidp.errors import EquidpError, first_line
 from equidp.system.extras import extra
+from equidp.system.progress import frames
 
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
 BATCH = 1000
@@ -71,7 +72,7 @@ class Tokenizer:
     def ids(self, texts: Sequence[str]) -> Tensor:
         """Int64 `[N, length]`: 1 + the tokenizer's ids, then 0."""
         found = torch.zeros((len(texts), self.length), dtype=torch.int64)
-        for start in tqdm(range(0, len(texts), BATCH), desc="tokens", unit="batch", disable=None):
+        for start in tqdm(range(0, len(texts), BATCH), desc="tokens", unit="batch", **frames()):
             batch = self._tokenizer(list(texts[start : start + BATCH]), truncation=True, max_length=self.length)
             for row, ids in enumerate(batch["input_ids"], start=start):
                 found[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64) + 1

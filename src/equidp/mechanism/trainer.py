@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -33,9 +32,7 @@ from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, seen_by, 
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, moved, set_global_random
-
-SECONDS_IN_A_FILE = 10.0
-"""Between two frames of the progress bar where nobody watches it move, as every one of them stays."""
+from equidp.system.progress import frames
 
 EpochCallback = Callable[[dict[str, float], nn.Module], Mapping[str, float] | None]
 """Called after every epoch with its row so far, which may be shown, and the model; may return further columns of it."""
@@ -149,10 +146,8 @@ class Trainer(Noising):
         """
         history = []
         remaining = sum(1 for _ in self._epochs())
-        pace = 0.1 if sys.stderr.isatty() else SECONDS_IN_A_FILE
-        with tqdm(
-            total=remaining, unit="epoch", desc=self.algorithm.name, disable=not progress, leave=False, mininterval=pace
-        ) as bar:
+        name, hidden = self.algorithm.name, not progress
+        with tqdm(total=remaining, unit="epoch", desc=name, disable=hidden, leave=False, **frames(first=True)) as bar:
             for epoch, segments in self._epochs():
                 if self.finished:
                     break

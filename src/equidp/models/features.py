@@ -23,6 +23,7 @@ from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError, refuse_unknown
 from equidp.gradients.shape import padded
 from equidp.options import Declared, checked_options
+from equidp.system.progress import frames
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +267,7 @@ def extract(
         )
     logger.info("Features %r of %s records are computed, once for all runs.", name, f"{len(records):,}")
     features = torch.empty((len(records), *mapped.schema.shape), dtype=mapped.dtype)
-    with torch.no_grad(), tqdm(total=len(records), desc=f"features {name}", unit="record", disable=None) as bar:
+    with torch.no_grad(), tqdm(total=len(records), desc=f"features {name}", unit="record", **frames()) as bar:
         for index, chunk in mapped.chunks(records.features):
             features[index] = mapped(padded(chunk, mapped.rows).to(device))[: len(chunk)].to("cpu", mapped.dtype)
             bar.update(len(index))

@@ -39,6 +39,7 @@ from equidp.data.sources.base import Source, SourceOptions
 from equidp.data.tokens import Tokenizer, tokenizer_digest
 from equidp.data.words import FIRST_LISTED, TAG, ids_of, listed_ids, read_list, token_ids, words
 from equidp.errors import EquidpError
+from equidp.system.progress import frames
 
 PAGE = "https://ai.stanford.edu/~amaas/data/sentiment/"
 FOLDER = PublishedFile("imdb/aclImdb", PAGE, contains="train/pos, train/neg, test/pos and test/neg")
@@ -140,7 +141,7 @@ class Imdb(Source):
             _read_folder(files.paths["folder"]) if "folder" in files.paths else _read_packed(files.paths["packed"])
         )
         parts, labels, ids, lengths, texts = [], [], [], [], []
-        for part, label, text in tqdm(reviews, desc="reviews", unit="review", disable=None):
+        for part, label, text in tqdm(reviews, desc="reviews", unit="review", **frames()):
             found = words(text)
             parts.append(part)
             labels.append(label)
