@@ -763,6 +763,13 @@ def test_layers_that_cannot_be_private_are_refused(model, message) -> None:
         GradientEngine(model, cross_entropy)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_model_in_torchscript_is_refused_as_its_layers_do_not_show() -> None:
+    traced = torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))
+    with pytest.raises(EquidpError, match=r"Layer '0' is TorchScript, .* script what was trained"):
+        GradientEngine(nn.Sequential(traced, nn.Linear(2, 2)), cross_entropy)
+
+
 class Shifted(nn.Module):
     """A parameter of its own beside dropout, as in many a transformer."""
 
