@@ -440,6 +440,8 @@ def test_the_documents_tell_what_the_ledger_counts_and_never_that_nothing_is_kno
         assert "it is what was spent, and no guarantee at that ε" in told  # composition wants runs fixed beforehand
         assert "lists 7 runs in research mode and counts none" in told
         assert "another unit" not in told
+        # of two presets the number tells whether one record differs in the second one's file
+        assert "follows from exact digests of the raw files, which no ε covers" in told
     line = lines_of(document(found, "checklist"))["elsewhere"]
     assert line["status"] == "open"  # of what others publish no ledger tells
     assert line["value"] == {

@@ -18,6 +18,12 @@ from equidp.reporting.statement_sections import delta_text, epsilon_text
 
 BASICS, GUARANTEE, DETAILS = "Tier 1: what is released", "Tier 2: the guarantee", "Tier 3: details"
 
+COUNTED_BY = (
+    "Which runs these are follows from exact digests of the raw files, which no ε covers: beside what is known of the "
+    "other runs, their number and total may tell whether two files are equal."
+)
+"""Without the digests a copy of a file would pass for other records, and too small a total go out."""
+
 
 def registry_entry(facts: Facts) -> Document:
     """The entry."""
@@ -243,7 +249,7 @@ def together(facts: Facts) -> str:
             f" It also lists {_runs(counted.research)} in research mode and counts none of them: no ε covers what "
             "leaves the curator's systems of these, or what was learnt from them."
         )
-    return text
+    return f"{text} {COUNTED_BY}"
 
 
 def together_value(facts: Facts) -> dict[str, Any] | None:
