@@ -175,12 +175,12 @@ def unprotected(facts: Facts) -> Line:
 
 
 def preprocessing(facts: Facts, question: str, answer: str) -> Line:
-    """What preparing the data cost: the answer, unless the rows come from a query that looks at several at once."""
+    """What preparing the data cost: the answer, unless the rows come from what may look at several at once."""
     if not facts.across:
         return Line("preprocessing", question, answer)
     several = (
-        f"The rows come from a query with {facts.across}, by which a row that it gives may depend on others. ε is for "
-        "rows as the query gives them: one row more in the database may change many. The curator knows the query."
+        f"The rows come from {facts.across}: a row that it gives may depend on others. ε is for rows as they are "
+        "given, and one row more where they come from may change many. The curator knows how they are made."
     )
     return Line("preprocessing", question, several, open=True)
 
