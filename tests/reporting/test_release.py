@@ -442,6 +442,8 @@ def test_the_documents_tell_what_the_ledger_counts_and_never_that_nothing_is_kno
         assert "another unit" not in told
         # of two presets the number tells whether one record differs in the second one's file
         assert "follows from exact digests of the raw files, which no ε covers" in told
+    said = lines_of(document(found, "registry"))["unprotected"]["answer"]
+    assert "by digests of the raw files. No more is here." in said
     line = lines_of(document(found, "checklist"))["elsewhere"]
     assert line["status"] == "open"  # of what others publish no ledger tells
     assert line["value"] == {

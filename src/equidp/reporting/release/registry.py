@@ -166,6 +166,8 @@ def unprotected(facts: Facts) -> Line:
         quantities.append("the exact figures of the test records, which the curator chose to publish")
     if facts.audit and any(facts.audit[kind] for kind in ("gradient_canaries", "input_canaries", "membership")):
         quantities.append("what an audit found: figures that the curator chose to publish, or that ε was refuted")
+    if facts.counted:
+        quantities.append("which runs the ledger counts on these records, by digests of the raw files")
     return Line(
         "unprotected",
         "Unprotected quantities",
