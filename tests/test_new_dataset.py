@@ -83,6 +83,7 @@ def test_truth_values_are_read_as_they_are_drafted(tmp_path: Path, name: str) ->
     ("content", "name", "found"),
     [
         ("1,A11,no\n2,A12,yes\n", "t.csv", {"columns": ["column_1", "column_2", "column_3"], "label": "column_3"}),
+        ("Ann,f,no\nBob,m,yes\nCem,f,no\n", "t.csv", {"columns": ["column_1", "column_2", "column_3"]}),
         ("A11 6 A34\nA12 48 A32\n".replace("A11", "11"), "t.data", {"separator": " "}),
         ("é,y\n1,no\n".encode("cp1252"), "t.csv", {"encoding": "cp1252", "label": "y"}),
         ("x,y\n1,no\n".encode("utf-16"), "t.csv", {"encoding": "utf-16", "label": "y"}),

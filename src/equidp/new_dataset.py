@@ -363,21 +363,25 @@ def _columns(path: Path) -> tuple[list[str], dict[str, str]]:
         lines.append(f"separator: {json.dumps(sign)}")
     given: dict[str, Any] = {"sep": r"\s+" if sign == " " else sign, "encoding": encoding, "nrows": ROWS}
     names = [name.strip().strip('"') for name in (first_line.split() if sign == " " else first_line.split(sign))]
-    if headless := any(not name or _is_number(name) for name in names) or len(set(names)) < len(names):
-        given |= {"header": None, "names": [f"column_{i}" for i in range(1, len(names) + 1)]}
+    headless = any(not name or _is_number(name) for name in names) or len(set(names)) < len(names)
     try:
+        first = pd.read_csv(path, skipinitialspace=True, dtype=str, **given)
+        # a row that has a value of other rows is no header: a person's cells would be drafted as names
+        if headless := headless or any((first[name] == name).any() for name in first):
+            given |= {"header": None, "names": [f"column_{i}" for i in range(1, len(names) + 1)]}
         frame, texts = (pd.read_csv(path, skipinitialspace=True, dtype=kind, **given) for kind in (None, str))
         if sign != ",":
             grouped = any(_grouped(texts[name]) for name in texts)
             signs = {"decimal": ",", "thousands": "."} if grouped else {"decimal": ","}
             commas = pd.read_csv(path, skipinitialspace=True, **{**given, **signs})
-            if _numeric(commas) > _numeric(frame):
+            numbers = [sum(map(pd.api.types.is_numeric_dtype, of.dtypes)) for of in (frame, commas)]
+            if numbers[0] < numbers[1]:
                 lines, frame = [*lines, *(f'{name}: "{sign}"' for name, sign in signs.items())], commas
     except (ValueError, OSError) as error:  # pandas' errors of parsing are ValueErrors
         raise EquidpError(f"{path} cannot be read ({' '.join(str(error).split())}); is it a table?") from error
     if headless:
-        listed = ", ".join(map(str, frame.columns))
-        lines.append(f"columns: [{listed}]          # {MARK}: the file has no header row; name them, here and below")
+        listed = f"columns: [{', '.join(map(str, frame.columns))}]"
+        lines.append(f"{listed}          # {MARK}: the file has no header row; name them, here and below")
     codes = [str(name) for name in texts if texts[name].str.fullmatch(rf"0\d+|{DATE}").any()]  # 01 is no number
     return lines, _kinds(frame) | _kinds(texts[codes])
 
@@ -406,10 +410,6 @@ def _is_number(name: str) -> bool:
     return True
 
 
-def _numeric(frame: pd.DataFrame) -> int:
-    return sum(pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes)
-
-
 def _kinds(frame: pd.DataFrame) -> dict[str, str]:
     """Of each column `number`, `truth`, `text`, `date`, or `distinct`: one that differs in nearly every row."""
 
@@ -420,8 +420,7 @@ def _kinds(frame: pd.DataFrame) -> dict[str, str]:
         dated = (isinstance(cell, datetime.date) or (isinstance(cell, str) and DATES.fullmatch(cell)) for cell in given)
         if len(given) and all(dated):
             return "date"
-        broken = pd.api.types.is_float_dtype(column)
-        if len(given) >= FEW and not broken and given.nunique() >= DISTINCT * len(given):
+        if len(given) >= FEW and not pd.api.types.is_float_dtype(column) and given.nunique() >= DISTINCT * len(given):
             return "distinct"
         return "number" if pd.api.types.is_numeric_dtype(column) else "text"
 

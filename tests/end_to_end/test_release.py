@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.errors import EquidpError
+from equidp.training.checkpoint import JOURNAL_FILE
 from equidp.training.journal import ABANDONED
 
 
@@ -66,6 +67,9 @@ def test_a_secure_run_writes_what_may_go_out_and_no_later_run_removes_it(project
 
     (workplace := project / "data/06_models/digits/dpsgd/seed=0/workplace").mkdir(exist_ok=True)
     (workplace / f"journal{ABANDONED}1.jsonl").write_text("{}")  # of a run that was killed, and begun anew
+    # what a kill leaves in the middle of writing, or of forgetting
+    (workplace / ".charged.json.0a1b2c3d.part").touch()
+    (workplace / JOURNAL_FILE).touch()
     for again in ({}, {"privacy.secure": True, "resume": True}):  # there is nothing to resume
         with pytest.raises(EquidpError, match=r"dpsgd.seed=0 holds the results of a secure run, whose ε is spent"):
             kedro_run(project, "dpsgd", **QUICK, **again)

@@ -442,6 +442,10 @@ def test_the_documents_tell_what_the_ledger_counts_and_never_that_nothing_is_kno
         assert "it is what was spent, and no guarantee at that ε" in told  # composition wants runs fixed beforehand
         assert "lists 7 runs in research mode and counts none" in told
         assert "another unit" not in told
+        # of two presets the number tells whether one record differs in the second one's file
+        assert "follows from exact digests of the raw files, which no ε covers" in told
+    said = lines_of(document(found, "registry"))["unprotected"]["answer"]
+    assert "by digests of the raw files. No more is here." in said
     line = lines_of(document(found, "checklist"))["elsewhere"]
     assert line["status"] == "open"  # of what others publish no ledger tells
     assert line["value"] == {
@@ -627,15 +631,28 @@ def test_the_registry_says_what_gives_epsilon_where_the_events_do_not():
 
 
 def test_a_query_that_looks_at_several_rows_leaves_preprocessing_open():
-    for sql, word in (("SELECT * FROM t", ""), ("SELECT x - avg(x) OVER () AS x FROM t", "OVER")):
+    nested = "SELECT x - (SELECT avg(x) FROM t) AS x FROM t"
+    for sql, word in (
+        ("SELECT * FROM t", ""), ("SELECT x - avg(x) OVER () AS x FROM t", "OVER"), (nested, "a nested SELECT")
+    ):  # fmt: skip
         found = files(card=card(source_options={"sql": sql}))
         for name in ("checklist", "registry"):
             line = lines_of(document(found, name))["preprocessing"]
-            assert (line["status"], f"a query with {word}," in line["answer"]) == (
+            assert (line["status"], f"a query with {word}:" in line["answer"]) == (
                 ("answered", "open")[word != ""],
                 word != "",
             )
             assert "avg" not in found[f"{name}.json"].decode()
+
+
+def test_of_rows_that_a_catalog_gives_no_document_says_that_each_was_made_alone():
+    """The entry may be a query with averages, which the run does not see."""
+    found = files(card=card(source_options={"catalog": "visits_of_my_clinic"}))
+    for name in ("checklist", "registry"):
+        line = lines_of(document(found, name))["preprocessing"]
+        assert line["status"] == "open"
+        assert "an entry of the curator's catalog" in line["answer"]
+        assert "visits_of_my_clinic" not in found[f"{name}.json"].decode()
 
 
 def test_the_card_tells_whose_mean_noised_figures_are():

@@ -29,6 +29,8 @@ OTHER_ROWS = re.compile(
     r"\b(limit|offset|fetch|top(?=\s+\d)|tablesample|over(?=\s*\()|random(?=\s*\())\b", re.IGNORECASE
 )
 """By which a row that is given depends on others."""
+NESTED = re.compile(r"(?<!\bunion )(?<!\bunion all )(?<!\bunion distinct )\bselect\b", re.IGNORECASE)
+"""The query's own SELECT, and those within it, of whose rows any number may decide on one that is given."""
 PARQUET, FEATHER = (".parquet", ".pq"), (".feather", ".arrow")
 
 
@@ -136,9 +138,11 @@ def read_entry(load: Callable[[str], object], entry: str) -> pd.DataFrame:
 
 
 def looks_at_other_rows(query: str) -> str:
-    """The word of a query by which what it gives of one row, or whether, depends on other rows; empty without one."""
-    found = OTHER_ROWS.search(QUOTED.sub(" ", query))
-    return found[1].upper() if found else ""
+    """By what in a query a row that it gives, or whether it gives one, may depend on other rows; empty without that."""
+    plain = " ".join(QUOTED.sub(" ", query).split())
+    if found := OTHER_ROWS.search(plain):
+        return found[1].upper()
+    return "a nested SELECT" if len(NESTED.findall(plain)) > 1 else ""
 
 
 def numbered_from_1(frame: pd.DataFrame, where: str) -> pd.DataFrame:

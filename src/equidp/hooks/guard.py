@@ -75,14 +75,18 @@ def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
 
 def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> None:
     """Refuse to train over a secure model: its ε is spent, and nothing makes the same model again."""
-    from equidp.training.journal import ABANDONED  # late: a mistyped name is refused before all that trains is imported
+    # late: a mistyped name is refused before all that trains is imported
+    from equidp.pipelines.tune.nodes import DRAWN
+    from equidp.training.checkpoint import CHECKPOINT_FILE
 
     for model in (name for name in pipeline.all_outputs() if name.endswith(".model")):
         name, said = model.removesuffix(".model"), {}
         statement, workplace = written_to(catalog, f"{name}.privacy"), catalog.load(f"{name}.workplace")
         with suppress(OSError, ValueError):  # without one, or with half of one, there is no release either
             said = json.loads(statement.read_text(encoding="utf-8"))
-        unfinished = workplace.is_dir() and any(ABANDONED not in left.name for left in workplace.iterdir())
+        # what a run goes on from without training anew: whatever else a kill leaves there, while a file is written or
+        # while a finished run forgets them, is not it
+        unfinished = any((workplace / kept).is_file() for kept in (CHECKPOINT_FILE, DRAWN))
         if said.get("secure") and not (resume and unfinished):
             ways = "Finish that run by its command with resume=true in --params, give" if unfinished else "Give"
             raise EquidpError(

@@ -286,8 +286,8 @@ class Table(Source):
         table = self.options.path or self.options.catalog or "The query"
         if word := looks_at_other_rows(self.options.sql):
             yield (
-                f"data.options.sql: by {word} a row that the query gives depends on other rows. ε is for rows as the "
-                "query gives them, and one row more in the database may change many of these: take them row by row."
+                f"data.options.sql: by {word} a row that the query gives may depend on other rows. ε is for rows as "
+                "the query gives them, and one row more in the database may change many of these: take them row by row."
             )
         if lost := len(rows) - len(frame):
             by = self._counted(rows.drop(index=frame.index))

@@ -121,7 +121,7 @@ class Facts:
         audit: findings of an audit of the same training, or None.
         metrics: figures of test records released under differential privacy, or None.
         exact_metrics: exact figures of test records, or None where the user did not ask for them.
-        across: the word of the source's query by which a row may depend on others; empty where there is none.
+        across: what the rows come from, if by it one of them may depend on others; empty where nothing says so.
         compared: groupings by which the costs of privacy were measured; empty where there is no baseline.
         counted: what the data set's ledger counts for the unit when the documents are written, or None where it has no
             entry or may tell none: numbers alone, as names of runs and of other data sets are the curator's.
@@ -228,7 +228,7 @@ def released_facts(
         audit=found,
         metrics=None if not released_metrics else _released(released_metrics),
         exact_metrics=_exact(metrics) if "test" in settings.unprotected else None,
-        across=looks_at_other_rows((card.get("source_options") or {}).get("sql") or ""),
+        across=_across(card.get("source_options") or {}),
         # a tuning trains no baseline
         compared=tuple(metrics["groups"])
         if metrics and metrics.get("cost_of_privacy") and not privacy.get("tuning")
@@ -238,6 +238,14 @@ def released_facts(
         software=_only(card.get("software") or {"equidp": UNTOLD}, (*SOFTWARE, *others)),
         warning=_warning(statement, found),
     )
+
+
+def _across(options: Mapping[str, Any]) -> str:
+    """What the rows come from, if by it one of them may depend on others."""
+    if options.get("catalog"):  # it may be a query, or code
+        return "an entry of the curator's catalog, which may compute anything"
+    word = looks_at_other_rows(options.get("sql") or "")
+    return f"a query with {word}" if word else ""
 
 
 def _encoding(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,12 @@ from equidp.reporting.statement_sections import delta_text, epsilon_text
 
 BASICS, GUARANTEE, DETAILS = "Tier 1: what is released", "Tier 2: the guarantee", "Tier 3: details"
 
+COUNTED_BY = (
+    "Which runs these are follows from exact digests of the raw files, which no ε covers: beside what is known of the "
+    "other runs, their number and total may tell whether two files are equal."
+)
+"""Without the digests a copy of a file would pass for other records, and too small a total go out."""
+
 
 def registry_entry(facts: Facts) -> Document:
     """The entry."""
@@ -160,6 +166,8 @@ def unprotected(facts: Facts) -> Line:
         quantities.append("the exact figures of the test records, which the curator chose to publish")
     if facts.audit and any(facts.audit[kind] for kind in ("gradient_canaries", "input_canaries", "membership")):
         quantities.append("what an audit found: figures that the curator chose to publish, or that ε was refuted")
+    if facts.counted:
+        quantities.append("which runs the ledger counts on these records, by digests of the raw files")
     return Line(
         "unprotected",
         "Unprotected quantities",
@@ -169,12 +177,12 @@ def unprotected(facts: Facts) -> Line:
 
 
 def preprocessing(facts: Facts, question: str, answer: str) -> Line:
-    """What preparing the data cost: the answer, unless the rows come from a query that looks at several at once."""
+    """What preparing the data cost: the answer, unless the rows come from what may look at several at once."""
     if not facts.across:
         return Line("preprocessing", question, answer)
     several = (
-        f"The rows come from a query with {facts.across}, by which a row that it gives may depend on others. ε is for "
-        "rows as the query gives them: one row more in the database may change many. The curator knows the query."
+        f"The rows come from {facts.across}: a row that it gives may depend on others. ε is for rows as they are "
+        "given, and one row more where they come from may change many. The curator knows how they are made."
     )
     return Line("preprocessing", question, several, open=True)
 
@@ -243,7 +251,7 @@ def together(facts: Facts) -> str:
             f" It also lists {_runs(counted.research)} in research mode and counts none of them: no ε covers what "
             "leaves the curator's systems of these, or what was learnt from them."
         )
-    return text
+    return f"{text} {COUNTED_BY}"
 
 
 def together_value(facts: Facts) -> dict[str, Any] | None:
