@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
 from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.optimizers import refuse_asking
 from equidp.mechanism.parts import (
     Contributing,
     Draw,
@@ -94,9 +95,16 @@ class Looking:
                 "would reach the model. Make it of trainer.engine.parameters; what is not to be trained is frozen by "
                 "requires_grad_(False) before the trainer is made."
             )
+        refuse_asking(other)
         self._optimizer = other
         if self.recorded is not None:
             self.recorded.forget()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise EquidpError(
+            "A trainer can be neither copied nor pickled: two would draw the same noise, and charge it once each. Copy "
+            "its model (copy.deepcopy(trainer.model)), or keep trainer.state_dict() and what was charged."
+        )
 
     def expected_batch(self) -> float:
         """Units that this process draws on average, public."""
