@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from equidp.errors import EquidpError
 from equidp.mechanism.trainer import Trainer
@@ -259,3 +260,83 @@ def test_a_step_can_be_taken_anew_wherever_ctrl_c_came() -> None:
     assert call > 20
     assert charged(trainer) > trainer.steps_done
     assert spent(trainer) > 0
+
+
+def _with(row: int, label: int) -> Tensor:
+    labels = LABELS.clone()
+    labels[row] = label
+    return labels
+
+
+class Table(nn.Module):
+    """Of ids below 40."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.line = nn.Embedding(40, 3), nn.Linear(3, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.line(self.rows(ids).mean(1))
+
+
+def test_a_record_that_model_or_loss_refuse_is_found_before_a_step_is_charged() -> None:
+    """In the first batch that has it, it would end a run of hours."""
+    asked = {"noise_multiplier": 1.5, "delta": 1e-4, "epochs": 1, "batch_size": 2, "learning_rate": 0.5, "seed": 0}
+    line = nn.Linear(4, 2)
+    with pytest.raises(EquidpError, match=r"The loss fails on the label of record 250 .*Target 2 is out of bounds"):
+        make_private(line, (FEATURES, _with(250, 2)), LOSS, device="cpu", **asked)
+    make_private(line, (FEATURES, _with(250, -100)), LOSS, device="cpu", **asked)  # torch's sign for none
+    for wrong in (40, -1):
+        ids = torch.arange(300 * 5).reshape(300, 5) % 40
+        ids[77, 2] = wrong
+        with pytest.raises(EquidpError, match=r"The model fails on record 77 .*index out of range"):
+            make_private(Table(), (ids, LABELS), LOSS, device="cpu", **asked)
+
+
+class Remembering(nn.Module):
+    """A layer that is set by the first records it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.mean = nn.Linear(4, 2), nn.Buffer(torch.zeros(4))
+
+    def forward(self, features: Tensor) -> Tensor:
+        if not self.mean.any():
+            self.mean += features.mean(0)
+        return self.line(features - self.mean)
+
+
+def test_a_model_that_is_set_by_its_first_records_is_still_found_out() -> None:
+    trainer = make_private(
+        Remembering(), (FEATURES, LABELS), LOSS, noise_multiplier=1.5, delta=1e-4, epochs=1, batch_size=60,
+        learning_rate=0.5, seed=0, device="cpu",
+    )  # fmt: skip
+    with pytest.raises(EquidpError, match="'mean' of the model or its loss changes"):
+        trainer.run_steps(1)
+
+
+def test_a_state_without_a_seed_is_not_continued_with_one() -> None:
+    state = trainer_of(seed=None).state_dict()
+    with pytest.raises(EquidpError, match="of a run without a seed"):
+        trainer_of().load_state_dict(state)
+
+
+class Checkpointed(nn.Module):
+    """Whose first layer is computed a second time in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.last(checkpoint(self.first, features, use_reentrant=False))
+
+
+def test_gradient_checkpointing_of_the_first_layer_is_refused_in_a_sentence() -> None:
+    trainer = make_private(
+        Checkpointed(), (FEATURES, LABELS), LOSS, noise_multiplier=1.5, delta=1e-4, epochs=1, batch_size=60,
+        learning_rate=0.5, seed=0, device="cpu",
+    )  # fmt: skip
+    with pytest.raises(EquidpError, match="Gradient checkpointing computes layers a second time"):
+        trainer.run_steps(1)
