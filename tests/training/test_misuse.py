@@ -340,3 +340,29 @@ def test_gradient_checkpointing_of_the_first_layer_is_refused_in_a_sentence() ->
     )  # fmt: skip
     with pytest.raises(EquidpError, match="Gradient checkpointing computes layers a second time"):
         trainer.run_steps(1)
+
+
+class Scaling(nn.Module):
+    """Scales by the largest number that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.largest = nn.Linear(4, 2), nn.Buffer(torch.ones(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.max() > self.largest:
+            self.largest.copy_(features.max())
+        return self.line(features / self.largest)
+
+
+@pytest.mark.parametrize(("name", "average"), [("asc", None), ("dpsgd_minimax", 0.9), ("dpsgd_f", None)])
+def test_what_a_look_at_losses_or_errors_sets_is_found(name: str, average: float | None) -> None:
+    """The look comes before the gradients of the same records, which then change nothing any more."""
+    features = FEATURES.clone()
+    features[-5:] = 7.0
+    trainer = make_private(
+        Scaling(), (features, LABELS), LOSS, algorithm=name, average=average, classes=2, noise_multiplier=1.5,
+        delta=1e-4, epochs=6, batch_size=8, learning_rate=0.5, seed=0, device="cpu",
+    )  # fmt: skip
+    with pytest.raises(EquidpError, match="'largest' of the model or its loss changes"):
+        trainer.train(progress=False)

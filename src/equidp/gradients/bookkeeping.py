@@ -96,7 +96,7 @@ class BookKeeping:
         """The model's outputs `[b, …]` in the last pass of the last `norms`; None for an empty batch."""
         self.workspace = Workspace(self.device)
         self._tape: Tape | None = None
-        self._untrained = Untrained(model, loss)
+        self.watched = Untrained(model, loss).watched
         for parameter in self.parameters:
             parameter.requires_grad_(False)
 
@@ -117,7 +117,7 @@ class BookKeeping:
             self._kept = {}
             return torch.zeros(rows, device=self.device)
         refuse_batch_statistics(self.batch_norms)
-        calls = self._untrained.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
+        calls = self.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
         self._kept = self._kept_by(calls, rows)
         if self.device.type != "cpu" and self._units is None:
             kept = [self._kept.get(parameter) for parameter in self.parameters]

@@ -144,11 +144,11 @@ class GradientEngine:
 
     def outputs(self, features: Tensor) -> Tensor:
         """The model's outputs `[b, …]` for private records, at the public number of rows."""
-        return self.passes.outputs(self._some(features))[: len(features)]
+        return self.passes.watched(lambda: self.passes.outputs(self._some(features)))[: len(features)]
 
     def outputs_at(self, features: Tensor, weights: Tensor | None) -> Tensor:
         """The outputs `[b, …]` that the passes have for private records, at `[d]` other parameters if given."""
-        return self.passes.outputs_at(self._some(features), weights)[: len(features)]
+        return self.passes.watched(lambda: self.passes.outputs_at(self._some(features), weights))[: len(features)]
 
     def _some(self, features: Tensor) -> Tensor:
         """Padded, to a row at least: some layers fail on none, and a failed run would tell that a batch was empty."""

@@ -234,5 +234,6 @@ def changed(names: Sequence[str]) -> EquidpError:
     what = some if len(names) == 1 else f"one of {some}"
     return EquidpError(
         f"Buffer or parameter {what} of the model or its loss changes in a forward pass: what it learns of the records "
-        "would leave with the model, without noise; switch off what changes it (running statistics, max_norm)."
+        "would leave with the model, without noise; switch off what changes it (running statistics, max_norm), in a "
+        "model and a loss that are made anew, as these have learnt by now."
     )

@@ -231,8 +231,9 @@ class Looking:
     def _unit_losses(self, batch: Batch) -> Tensor:
         # a contribution that takes every record alone sees nothing of a model in which they meet; losses would
         self.engine.try_out(batch.features, batch.labels)
-        losses = self.engine.loss(self.engine.outputs(batch.features), batch.labels).float()
-        return _mean_of_units(batch, losses)
+        engine = self.engine
+        losses = engine.passes.watched(lambda: engine.loss(engine.outputs(batch.features), batch.labels))
+        return _mean_of_units(batch, losses.float())
 
     def norms_and_errors(
         self, batches: Sequence[Batch], release: SideRelease
