@@ -305,8 +305,32 @@ def test_what_learns_of_the_records_only_later_is_found_then(learn: Callable[[La
             engine.norms(features, torch.arange(8) % 3)
 
     passes(1, torch.randn(8, 6).clamp(max=1))
-    with pytest.raises(EquidpError, match=r"'seen'.* of the model changes in a forward pass"):
+    with pytest.raises(EquidpError, match=r"'seen'.* of the model or its loss changes in a forward pass"):
         passes(100, 2 + torch.randn(8, 6))
+
+
+class SetByTheFirst(nn.Module):
+    """A layer that its first records set, a buffer or a trained parameter, as ActNorm does; then nothing changes it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.line = nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(6))
+        self.name, self.fresh = name, True
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.fresh:
+            self.state_dict()[self.name].add_(features.mean())
+            self.fresh = False
+        return self.line(features - self.mean)
+
+
+@pytest.mark.parametrize("name", ["mean", "line.bias"])
+def test_what_the_very_first_pass_sets_is_found(name: str) -> None:
+    """The exact mean of up to 32 records left with the model: an earlier pass than the compared one had set it."""
+    engine = GradientEngine(SetByTheFirst(name), cross_entropy)
+    with pytest.raises(EquidpError, match=f"'{name}' of the model or its loss changes in a forward pass"):
+        engine.norms(torch.randn(40, 6), torch.arange(40) % 3)
 
 
 def test_what_is_changed_between_passes_is_its_owners_business() -> None:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -181,6 +182,9 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
             r"features of the dataset's items differ in shape, such as \[4\] and \[3\]",
         ),
         ([(FEATURES[0], 0)] * 1024 + [(FEATURES[0, :3], 1)], 0, r"such as \[4\] and \[3\]"),
+        (zip(FEATURES, LABELS, strict=True), 0, r"data are a zip, which gives no item .*: give \(features, labels\)"),
+        (pd.DataFrame(FEATURES.numpy()), 0, r"data are a DataFrame, which gives no item .*: give \(features, labels\)"),
+        ((FEATURES.to_sparse(), LABELS), 0, r"features are sparse.*features\.to_dense\(\)"),
         ({"x": FEATURES, "y": LABELS}, 0, r"data are a dict, which gives no item .*: give \(features, labels\)"),
         ([], 0, "The dataset has no items"),
         ((FEATURES.numpy(), LABELS), 0, "features: give a tensor .*, no ndarray"),

@@ -24,7 +24,14 @@ from equidp.gradients.layers import Call, fallback
 from equidp.gradients.layout import channels_last, convolutions_for
 from equidp.gradients.losses import KnowsGradient, Loss
 from equidp.gradients.precision import refuse_autocast, refuse_half_on_cpu
-from equidp.gradients.refusals import BATCH_NORMS, Untrained, refuse_batch_statistics, refuse_mixing, refuse_unfit
+from equidp.gradients.refusals import (
+    BATCH_NORMS,
+    Untrained,
+    refuse_batch_statistics,
+    refuse_mixing,
+    refuse_trained_loss,
+    refuse_unfit,
+)
 from equidp.gradients.sites import READ_VALUES, Site, sites
 from equidp.gradients.tape import Tape
 from equidp.gradients.terms import Gradients, Shared, Term
@@ -69,6 +76,7 @@ class BookKeeping:
         refuse_unfit(model)
         refuse_half_on_cpu(model, precision)
         refuse_mixing(model)
+        refuse_trained_loss(model, loss)
         self.sites = sites(model)
         self.batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]
         self._convolutions = convolutions_for(model)
@@ -87,7 +95,8 @@ class BookKeeping:
         self.outputs_kept: Tensor | None = None
         """The model's outputs `[b, …]` in the last pass of the last `norms`; None for an empty batch."""
         self.workspace = Workspace(self.device)
-        self._untrained = Untrained(model)
+        self._tape: Tape | None = None
+        self.watched = Untrained(model, loss).watched
         for parameter in self.parameters:
             parameter.requires_grad_(False)
 
@@ -108,7 +117,7 @@ class BookKeeping:
             self._kept = {}
             return torch.zeros(rows, device=self.device)
         refuse_batch_statistics(self.batch_norms)
-        calls = self._untrained.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
+        calls = self.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
         self._kept = self._kept_by(calls, rows)
         if self.device.type != "cpu" and self._units is None:
             kept = [self._kept.get(parameter) for parameter in self.parameters]
@@ -197,6 +206,9 @@ class BookKeeping:
     def clear(self) -> None:
         """Forget the last batch."""
         self._kept, self._units, self._together, self.outputs_kept = None, None, None, None
+        if self._tape is not None:  # an interrupted pass may have left its hooks
+            self._tape.__exit__()
+            self._tape = None
 
     def twin(self) -> BookKeeping:
         """Other passes on the same model, with kept values and memory of their own."""
@@ -242,7 +254,7 @@ class BookKeeping:
         return calls
 
     def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:
-        tape = Tape(self.sites, len(features))
+        tape = self._tape = Tape(self.sites, len(features))
         with tape, torch.enable_grad(), self._autocast():
             outputs = self.outputs(features)
             if self.keeps_outputs:
@@ -255,7 +267,8 @@ class BookKeeping:
         ones = None
         if self.device.type != "cpu":
             ones = self.workspace.ones(len(losses), losses)
-        return tape.calls(_one_each(losses, features), ones)
+        with torch.enable_grad():
+            return tape.calls(_one_each(losses, features), ones)
 
     @contextlib.contextmanager
     def parameters_at(self, values: Tensor) -> Iterator[None]:

@@ -15,9 +15,10 @@ from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import Asked, BookKeeping, Precision
 from equidp.gradients.losses import Loss
 from equidp.gradients.misfit import FAILURES, raise_told
-from equidp.gradients.precision import refuse_short_products
+from equidp.gradients.precision import refuse_around, refuse_short_products
 from equidp.gradients.probe import SEVERAL, probe
 from equidp.gradients.recording import Recorder, Recordings
+from equidp.gradients.refusals import Trained
 from equidp.gradients.shape import FixedRows, padded
 
 
@@ -48,6 +49,7 @@ class GradientEngine:
         new_recorder: Callable[[], Recorder] | None = None,
         rows: int | None = None,
     ) -> None:
+        self._trained = Trained(model)
         self.passes = BookKeeping(model, loss, precision=precision)
         self.model, self.loss, self.precision = model, loss, precision
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
@@ -95,7 +97,8 @@ class GradientEngine:
         Raises:
             EquidpError: for features or labels that are no tensors or that model or loss does not take, where torch
                 would take norms and sums in fewer digits, for a layer called in a way that cannot be followed, or if
-                a model's first batch shows that its gradients would be wrong (`probe.py`).
+                a model's first batch shows that its gradients would be wrong (`probe.py`), or its layers or parameters
+                were replaced since the engine was made.
         """
         self.try_out(features if asked.get("views", 1) == 1 else features[: len(labels)], labels)
         try:
@@ -115,7 +118,8 @@ class GradientEngine:
                 f"{type(labels).__name__}: put what a record has of several kinds side by side (torch.cat), and let "
                 "the model split it."
             )
-        modes = tuple(layer.training for layer in self.model.modules())  # in another one a layer may do another thing
+        refuse_around(self.autocast_kind)
+        modes = tuple(layer.training for layer in self._trained.layers())  # in another one a layer may do another thing
         if modes != self._probed_in:
             self._tried = 0
         # again where there are twice as many: what happens among many does not show among few
@@ -140,11 +144,11 @@ class GradientEngine:
 
     def outputs(self, features: Tensor) -> Tensor:
         """The model's outputs `[b, …]` for private records, at the public number of rows."""
-        return self.passes.outputs(self._some(features))[: len(features)]
+        return self.passes.watched(lambda: self.passes.outputs(self._some(features)))[: len(features)]
 
     def outputs_at(self, features: Tensor, weights: Tensor | None) -> Tensor:
         """The outputs `[b, …]` that the passes have for private records, at `[d]` other parameters if given."""
-        return self.passes.outputs_at(self._some(features), weights)[: len(features)]
+        return self.passes.watched(lambda: self.passes.outputs_at(self._some(features), weights))[: len(features)]
 
     def _some(self, features: Tensor) -> Tensor:
         """Padded, to a row at least: some layers fail on none, and a failed run would tell that a batch was empty."""

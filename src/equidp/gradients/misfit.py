@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equidp.errors import EquidpError, shortened
 from equidp.gradients.bookkeeping import BookKeeping
+from equidp.gradients.losses import Loss
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 """What torch and models raise of records that they do not take, or where a model's author has made a mistake."""
+
+
+MOST_KINDS = 10_000
+"""So many different labels are tried."""
 
 
 def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: Tensor) -> NoReturn:
@@ -20,11 +26,60 @@ def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: 
     Raises:
         EquidpError: which of the two fails, on what, and what it is to be given.
     """
+    if "torch.utils.checkpoint" in str(error):
+        raise EquidpError(
+            "Gradient checkpointing computes layers a second time, unseen: leave it out, or give it "
+            "use_reentrant=False and let a trained layer come before what it wraps."
+        ) from error
     # what a device lacks is no fault of the records; `set_deterministic` has words of its own
     passed_on = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "deterministic" in str(error)
     if sentence := "" if passed_on else _sentence(passes, features[: len(labels)], labels):
         raise EquidpError(sentence) from error
     raise error
+
+
+def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: Tensor) -> None:
+    """Refuse, before anything is charged, what would fail the run in the first batch that has it, hours later.
+
+    Tried are the records of the largest and the smallest number, such as an id beyond a vocabulary, and each class
+    there is; by copies on a CPU, which keep what models and losses remember, and survive what they refuse.
+
+    Raises:
+        EquidpError: for a record or a label on which model or loss fail, where they take the first ones.
+    """
+    flat = features.flatten(1) if features.dim() > 1 else features.unsqueeze(1)
+    if not flat.numel() or flat.is_complex() or flat.is_meta:
+        return
+    try:
+        tried = copy.deepcopy(model).cpu()
+        with torch.no_grad():
+            outputs = tried(features[:1].cpu())
+            judged = copy.deepcopy(loss)
+            judged = judged.cpu() if isinstance(judged, nn.Module) else judged
+            judged(outputs, labels[:1].cpu())
+    except FAILURES:  # the first step has words for it
+        return
+    for row in sorted({int(flat.amax(1).argmax()), int(flat.amin(1).argmin())}):
+        try:
+            with torch.no_grad():
+                tried(features[row : row + 1].cpu())
+        except FAILURES as error:
+            raise EquidpError(
+                f"The model fails on record {row} (from 0), and not on the first one: {_reason(error)}. Correct the "
+                "record, leave it out, or make the model for all numbers that may occur (an Embedding for all ids)."
+            ) from error
+    if labels.dim() != 1 or labels.dtype != torch.int64:
+        return
+    for kind in labels.unique().cpu()[:MOST_KINDS]:
+        try:
+            with torch.no_grad():
+                judged(outputs, kind.view(1))
+        except FAILURES as error:
+            row = int((labels == kind.to(labels.device)).int().argmax())
+            raise EquidpError(
+                f"The loss fails on the label of record {row} (from 0), and not on the first one's: {_reason(error)}. "
+                f"{_of_loss(error)}"
+            ) from error
 
 
 def _sentence(passes: BookKeeping, features: Tensor, labels: Tensor) -> str:

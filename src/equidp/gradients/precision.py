@@ -18,6 +18,15 @@ from torch import nn
 from equidp.errors import EquidpError
 
 
+def refuse_around(kind: str) -> None:
+    """Refuse a loop within a mode of torch's in which no sound gradients can be had."""
+    if torch.is_inference_mode_enabled():
+        raise EquidpError(
+            "Inside torch.inference_mode no gradients can be taken: train outside it, and leave it to evaluation."
+        )
+    refuse_autocast(kind)
+
+
 def refuse_autocast(kind: str) -> None:
     """Refuse to take norms or sums in half precision; to be called before either.
 

@@ -32,7 +32,7 @@ from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
 from equidp.gradients.precision import as_precise_as_norms, refuse_autocast, spoiling
-from equidp.gradients.refusals import changed, same
+from equidp.gradients.refusals import changed, refuse_batch_statistics, same
 from equidp.system.threads import GLOBAL_RANDOM
 
 RECORDS = 2
@@ -62,8 +62,11 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
     # with cuDNN's TF32 a sound model's gradients could differ by more than is allowed here
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
         refuse_autocast(passes.autocast_kind)
+        refuse_batch_statistics(passes.batch_norms)  # before any pass, as each moves the running statistics
+        before = _kept_now(passes)  # of the very first pass: what is set by it is the same ever after
         if passes.device.type == "cpu" and halved_by_itself(passes, features):
             raise spoiling("The model turns torch.autocast on in its own forward", "leave it out there")
+        _compare_kept(passes, before)
         if not _found_sound(passes, features[two], labels[two], seed):
             return 0
         with passes.parameters_at(_nearby(passes)):
@@ -81,7 +84,7 @@ def _nearby(passes: BookKeeping) -> Tensor:
 
 def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
     """Whether two records (or one) were tried; false where their gradients are not finite."""
-    before = {name: value.clone() for name, value in _kept(passes)}
+    before = _kept_now(passes)
     norms = _norms(passes, features, labels, seed)
     _compare_kept(passes, before)
     unreached = set(passes.without_gradient())
@@ -244,6 +247,10 @@ def _kept(passes: BookKeeping) -> Iterator[tuple[str, Tensor]]:
     """What leaves with the model, trained or not."""
     yield from passes.model.named_parameters()
     yield from passes.model.named_buffers()
+
+
+def _kept_now(passes: BookKeeping) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in _kept(passes)}
 
 
 def _compare_kept(passes: BookKeeping, before: dict[str, Tensor]) -> None:

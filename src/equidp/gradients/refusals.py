@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -80,6 +81,74 @@ def refuse_batch_statistics(layers: Iterable[tuple[str, nn.Module]]) -> None:
             )
 
 
+class Trained:
+    """The layers of a model and the parameters that are trained, as they were when gradients were first asked for.
+
+    Nobody tried a layer that is put in later: a BatchNorm's statistics would leave with the model, exact. And what
+    takes a trained parameter's place would get nothing of what is paid for.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._layers = model, tuple(model.modules())
+        self._parameters: list[tuple[str, nn.Module, str, nn.Parameter]] = [
+            (f"{path}.{key}" if path else key, layer, key, value)
+            for path, layer in model.named_modules()
+            for key, value in layer.named_parameters(recurse=False)
+            if value.requires_grad
+        ]
+
+    def layers(self) -> tuple[nn.Module, ...]:
+        """The model's layers.
+
+        Raises:
+            EquidpError: by name, for what is another one by now, or a parameter that is no float32 any more.
+        """
+        layers = tuple(self._model.modules())
+        if len(layers) != len(self._layers) or not all(map(operator.is_, layers, self._layers)):
+            known = set(map(id, self._layers))
+            new = [name for name, layer in self._model.named_modules() if id(layer) not in known]
+            raise EquidpError(
+                f"The model's layers are others than when it was made private ({', '.join(new[:SHOWN]) or 'fewer'}): "
+                "nobody has tried whether records meet in them, and they are not trained. Change the model first, or "
+                "make another trainer of it; what leaves then has cost the ε of both."
+            )
+        for name, layer, key, value in self._parameters:
+            if getattr(layer, key, None) is not value:
+                raise EquidpError(
+                    f"Another parameter is in the place of {name!r}, and it would not be trained: copy values into the "
+                    "one that is there (load_state_dict without assign=True; `with torch.no_grad(): p.copy_(…)`)."
+                )
+            if value.dtype is not torch.float32:
+                raise EquidpError(
+                    f"Parameter {name!r} has become {str(value.dtype).removeprefix('torch.')}, and gradients are "
+                    "summed and noised in float32: leave half() and double() until the training is over."
+                )
+        return layers
+
+
+def refuse_trained_loss(model: nn.Module, loss: object) -> None:
+    """Refuse a loss with parameters that ask to be trained, as only the model's are."""
+    layer = _layer_of(loss)
+    if layer is None:
+        return
+    models = set(map(id, model.parameters()))
+    own = [name for name, value in layer.named_parameters() if value.requires_grad and id(value) not in models]
+    if own:
+        raise EquidpError(
+            f"The loss has parameters of its own ({', '.join(own[:SHOWN])}), and only the model's are trained: let the "
+            "model hold them and give what they make as outputs, or freeze them by requires_grad_(False)."
+        )
+
+
+def _layer_of(loss: object) -> nn.Module | None:
+    """The loss where it is a module, or the one within this package's losses of a loss."""
+    while not isinstance(loss, nn.Module):
+        if (within := getattr(loss, "loss", None)) is None or within is loss:
+            return None
+        loss = within
+    return loss
+
+
 START = torch.zeros((), requires_grad=True)
 
 
@@ -87,11 +156,13 @@ class Untrained:
     """What leaves with a model and is not trained, its buffers and frozen parameters: no pass may change it.
 
     What it learns of the records there would leave exact. It may begin so late that no trial of the model shows it.
+    What a loss learns of them, such as counts of classes, would reach others' gradients.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: object = None) -> None:
         self._held: list[tuple[str, nn.Module, str]] = []
-        for path, layer in model.named_modules():
+        learns = _layer_of(loss)
+        for path, layer in (*model.named_modules(), *(() if learns is None else learns.named_modules(prefix="loss"))):
             frozen = [key for key, value in layer.named_parameters(recurse=False) if not value.requires_grad]
             keys = [*frozen, *(key for key, _ in layer.named_buffers(recurse=False))]
             self._held += [(f"{path}.{key}" if path else key, layer, key) for key in keys]
@@ -162,6 +233,7 @@ def changed(names: Sequence[str]) -> EquidpError:
     some = ", ".join(map(repr, names[:SHOWN])) + (", …" if len(names) > SHOWN else "")
     what = some if len(names) == 1 else f"one of {some}"
     return EquidpError(
-        f"Buffer or parameter {what} of the model changes in a forward pass: what it learns of the records "
-        "would leave with the model, without noise; switch off what changes it (running statistics, max_norm)."
+        f"Buffer or parameter {what} of the model or its loss changes in a forward pass: what it learns of the records "
+        "would leave with the model, without noise; switch off what changes it (running statistics, max_norm), in a "
+        "model and a loss that are made anew, as these have learnt by now."
     )

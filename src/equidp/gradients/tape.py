@@ -33,10 +33,11 @@ class Tape:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """May be called again: where Ctrl-C came between, something was left."""
+        for layer, name in self._given:
+            layer.__dict__.pop(name, None)
         for hook in self._hooks:
             hook.remove()
-        for layer, name in self._given:
-            del layer.__dict__[name]
 
     def _give_to_each(self, site: Site) -> None:
         """During the pass the layer finds its parameter `[1, …]` as one of each record `[b, …]`, with the same values.
@@ -45,8 +46,8 @@ class Tape:
         """
         ((name, parameter),) = site.parameters.items()
         each = parameter.detach().expand(self._records, *parameter.shape[1:]).requires_grad_()
-        site.layer.__dict__[name] = each
         self._given.append((site.layer, name))
+        site.layer.__dict__[name] = each
         self._entries.append((site, (), get_gradient_edge(each)))
 
     @staticmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
 from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.optimizers import refuse_asking
 from equidp.mechanism.parts import (
     Contributing,
     Draw,
@@ -94,9 +95,16 @@ class Looking:
                 "would reach the model. Make it of trainer.engine.parameters; what is not to be trained is frozen by "
                 "requires_grad_(False) before the trainer is made."
             )
+        refuse_asking(other)
         self._optimizer = other
         if self.recorded is not None:
             self.recorded.forget()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise EquidpError(
+            "A trainer can be neither copied nor pickled: two would draw the same noise, and charge it once each. Copy "
+            "its model (copy.deepcopy(trainer.model)), or keep trainer.state_dict() and what was charged."
+        )
 
     def expected_batch(self) -> float:
         """Units that this process draws on average, public."""
@@ -223,8 +231,9 @@ class Looking:
     def _unit_losses(self, batch: Batch) -> Tensor:
         # a contribution that takes every record alone sees nothing of a model in which they meet; losses would
         self.engine.try_out(batch.features, batch.labels)
-        losses = self.engine.loss(self.engine.outputs(batch.features), batch.labels).float()
-        return _mean_of_units(batch, losses)
+        engine = self.engine
+        losses = engine.passes.watched(lambda: engine.loss(engine.outputs(batch.features), batch.labels))
+        return _mean_of_units(batch, losses.float())
 
     def norms_and_errors(
         self, batches: Sequence[Batch], release: SideRelease

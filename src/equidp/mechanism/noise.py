@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equidp.errors import EquidpError
+
 Stream = Literal["sampling", "noise", "acceptance"]
 """`sampling` for batches, `noise` for everything that protects, `acceptance` for coins about released values."""
 
@@ -125,8 +127,17 @@ class SeededRandom:
         return {name: generator.get_state() for name, generator in self._generators.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue every stream, unless they were renewed."""
+        """Continue every stream, unless they were renewed.
+
+        Raises:
+            EquidpError: for a state of other streams.
+        """
         if self.renewed:
             return
+        if not self._generators.keys() <= state.keys():
+            raise EquidpError(
+                "The state is of a run without a seed, or on another device, whose random numbers were not kept: "
+                "continue it as it began."
+            )
         for name, generator in self._generators.items():
             generator.set_state(state[name])

@@ -11,6 +11,7 @@ from torch import Tensor
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Segment
+from equidp.gradients.precision import refuse_around
 from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
@@ -32,7 +33,12 @@ class Noising(Looking):
     _side_noise: tuple[float, float] | None
 
     def charge(self, segment: Segment) -> None:
-        """Enter the next step's event."""
+        """Enter the next step's event.
+
+        Raises:
+            EquidpError: before it is charged, inside torch.autocast or inference_mode, where no step can be taken.
+        """
+        refuse_around(self.engine.autocast_kind)
         if self.algorithm.private:
             released = self.steps_done in self._release_steps
             self.ledger.append(self._event(self.sampling.rate, self.sampling.noise(segment), released=released))

@@ -9,6 +9,7 @@ torch's compiler when they are first called, which costs every run more than a s
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,23 @@ class _Kept(torch.optim.Optimizer):
 
     def _parameters(self) -> Iterable[Tensor]:
         return chain.from_iterable(group["params"] for group in self.param_groups)
+
+
+def refuse_asking(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimiser that asks for gradients anew within its step, or for other ones than noised ones.
+
+    Raises:
+        EquidpError: every step would be charged, and then fail.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    name = type(optimizer).__name__
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise EquidpError(
+            f"{name} evaluates the loss again within its step, by a closure, and a noised gradient is there once: take "
+            "an optimiser of one gradient, such as SGD or Adam."
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise EquidpError(f"{name} is for sparse gradients, and noise is added to all of them: take Adam.")
 
 
 def _at_once(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> bool:

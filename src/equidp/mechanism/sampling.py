@@ -91,6 +91,8 @@ class Examples:
         for name, column in vars(self).items():
             if not (torch.is_tensor(column) or (name == "unit" and column is None)):
                 raise EquidpError(f"The examples' {name}: give a tensor (torch.as_tensor), no {type(column).__name__}.")
+            if column is not None and column.layout != torch.strided:
+                raise EquidpError(f"The examples' {name} are sparse, and rows are taken of them: {name}.to_dense().")
         wrong = [
             ("features", self.features, "float", (torch.float64,)),
             ("labels", self.labels, "float", (torch.float64,)),

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from equidp.errors import EquidpError
 from equidp.system.threads import GLOBAL_RANDOM
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def one_at_a_time(steps: Callable[P, T]) -> Callable[P, T]:
+    """A loop's method that takes steps: by one thread at a time, as weights would meet another batch's gradients.
+
+    Raises:
+        EquidpError: where another thread is at it.
+    """
+
+    @wraps(steps)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        # an RLock, as Ctrl-C may leave it to its thread
+        lock = vars(args[0]).setdefault("_stepping", threading.RLock())
+        if not lock.acquire(blocking=False):
+            raise EquidpError("Another thread is taking steps with this trainer: let one thread train, or make two.")
+        try:
+            return steps(*args, **kwargs)
+        finally:
+            lock.release()
+
+    return alone
 
 
 def columns(values: Mapping[str, Tensor | float]) -> dict[str, float]:
@@ -36,6 +63,11 @@ def set_global_random(states: Mapping[str, Tensor], device: torch.device) -> Non
             torch.set_rng_state(states["cpu"])
         if "cuda" in states and device.type == "cuda":
             torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def joined(chunks: list[Tensor]) -> Tensor:
+    """Of a step's chunks: `[b, …]` for all of them."""
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
 
 def moved(state: Any, device: torch.device) -> Any:

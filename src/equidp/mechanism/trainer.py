@@ -31,9 +31,10 @@ from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, seen_by, tensors
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
-from equidp.mechanism.states import columns, global_random, moved, set_global_random
+from equidp.mechanism.states import columns, global_random, joined, moved, one_at_a_time, set_global_random
 from equidp.system.progress import frames
 
+OnStep = Callable[[], None]
 EpochCallback = Callable[[dict[str, float], nn.Module], Mapping[str, float] | None]
 """Called after every epoch with its row so far, which may be shown, and the model; may return further columns of it."""
 
@@ -138,7 +139,7 @@ class Trainer(Noising):
     # ------------------------------------------------------------------------------------------------------ epochs
 
     def train(
-        self, on_epoch: EpochCallback | None = None, *, on_step: Callable[[], None] | None = None, progress: bool = True
+        self, on_epoch: EpochCallback | None = None, *, on_step: OnStep | None = None, progress: bool = True
     ) -> list[dict[str, float]]:
         """Run the remaining epochs; returns one history row per epoch that was begun.
 
@@ -165,6 +166,7 @@ class Trainer(Noising):
         """Whether the run has come to its end: its last step, or an earlier one where a part has ended it."""
         return self.steps_done >= self.plan.steps or self.accepting.finished or self.sampling.exhausted
 
+    @one_at_a_time
     def run_steps(self, count: int) -> None:
         """The next `count` steps, without history rows; fewer where a part ends the run, as its ε is of no more.
 
@@ -208,9 +210,8 @@ class Trainer(Noising):
             self.sampling.begin_epoch(epoch)
             self.epochs_begun = epoch + 1
 
-    def _epoch(
-        self, epoch: int, segments: list[Segment], on_step: Callable[[], None] | None = None
-    ) -> dict[str, float]:
+    @one_at_a_time
+    def _epoch(self, epoch: int, segments: list[Segment], on_step: OnStep | None = None) -> dict[str, float]:
         self.engine.train()
         self.begin_epoch(epoch)
         for segment in segments:
@@ -313,16 +314,16 @@ class Trainer(Noising):
         else:
             if release is not None and release.of_errors:
                 norms, errors = self.norms_and_errors(batches, release)
-                together, counted = _joined(errors), True
+                together, counted = joined(errors), True
             else:
                 norms = self.first_norms(batches, release)
-                together = _joined(norms)
+                together = joined(norms)
                 counted = finite = all_finite(together)
             facts = self._facts(noise_multiplier, known_sensitivity(rule, public))
-            groups = _joined([b.groups for b in batches])
+            groups = joined([b.groups for b in batches])
             public |= self._side_release(together, groups, public, facts, finite=counted)
-        total = self.reduce(self.weighted_sum(batches, public, norms, draws, finite=finite))
-        noised, delta = self._noised(total, public, noise_multiplier)
+        total = self.weighted_sum(batches, public, norms, draws, finite=finite)
+        noised, delta = self._noised(self.reduce(total), public, noise_multiplier)
         return noised, self._facts(noise_multiplier, delta)
 
     def weighted_sum(
@@ -403,7 +404,7 @@ class Trainer(Noising):
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`.
+        """Continue from `state_dict`; back from later steps by other noise, as those are charged and stay so.
 
         Raises:
             EquidpError: where the ledger does not hold what was charged for the steps taken.
@@ -416,6 +417,8 @@ class Trainer(Noising):
             )
         if self.recorded is not None:
             self.recorded.forget()
+        if self.random.repeatable and self.steps_done > taken:
+            self.random.renew(-charged)  # the steps since were seen: the same noise on other sums would cancel
         state = copy.deepcopy(dict(state))
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
         self.model.load_state_dict(state["model"])
@@ -439,7 +442,3 @@ class Trainer(Noising):
 def _of_others(*of: object) -> bool:
     """Whether something comes from another package than this."""
     return any(type(one).__module__.partition(".")[0] != __package__.partition(".")[0] for one in of)
-
-
-def _joined(chunks: list[Tensor]) -> Tensor:
-    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence, Sized
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss
 from equidp.gradients.memory import room_for
+from equidp.gradients.misfit import refuse_odd_records
 from equidp.gradients.refusals import same
 from equidp.gradients.rewriting import rewritten
 from equidp.mechanism.algorithm import Algorithm
@@ -128,7 +129,9 @@ def make_private(
             f"delta={delta:g} is not below one over the {plan.records} training records (or units of them): publishing "
             f"one of them outright would meet it. Take {0.1 / plan.records:.0e} or less."
         )
-    network = rewritten(model).to(place)
+    network = rewritten(model)
+    refuse_odd_records(network, loss, train.features, train.labels)
+    network = network.to(place)
     with GLOBAL_RANDOM:
         torch.manual_seed(secrets.randbits(63) if seed is None else derived_seed(seed, "dropout"))
     return Trainer(
@@ -229,19 +232,19 @@ def _examples(data: Data) -> Examples:
         if len(data) != 2:
             raise EquidpError(f"The data have {len(data)} tensors: give features and labels.")
         return Examples(*data)
-    try:
-        read = list(DataLoader(data, batch_size=READ_AT_ONCE, collate_fn=_joined))
-    except KeyError as error:
-        if isinstance(data, Dataset):
-            raise
-        raise EquidpError(
-            f"The data are a {type(data).__name__}, which gives no item by the number {error}: give (features, "
-            "labels), two tensors, or a Dataset."
-        ) from error
+    if not isinstance(data, Dataset | Sequence):
+        by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if not by_number or isinstance(data, Mapping) or hasattr(data, "columns"):  # a table, a generator
+            raise EquidpError(
+                f"The data are a {type(data).__name__}, which gives no item by its number: give (features, labels), "
+                "two tensors, or a Dataset."
+            )
+    items = cast("Dataset[tuple[Tensor, Tensor]]", data)
+    read = list(DataLoader(items, batch_size=READ_AT_ONCE, collate_fn=_joined))
     if not read:
         raise EquidpError("The dataset has no items.")
     if not isinstance(data, IterableDataset):
-        again = next(iter(DataLoader(data, batch_size=READ_TWICE, collate_fn=_joined)))
+        again = next(iter(DataLoader(items, batch_size=READ_TWICE, collate_fn=_joined)))
         if not all(same(first[: len(second)], second) for first, second in zip(read[0], again, strict=True)):
             raise EquidpError(
                 "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "

@@ -1,0 +1,368 @@
+"""`make_private` in hands that change things between steps: what would not hold is refused, before it is charged."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from equidp.errors import EquidpError
+from equidp.mechanism.trainer import Trainer
+from equidp.training import make_private, spent
+
+FEATURES = torch.rand(300, 4, generator=torch.Generator().manual_seed(1))
+LABELS = (FEATURES[:, 0] > 0.7).long()
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def trainer_of(loss: Any = LOSS, **asked: Any) -> Trainer:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    given = {
+        "noise_multiplier": 1.5, "delta": 1e-4, "epochs": 8, "batch_size": 60, "learning_rate": 0.5, "device": "cpu",
+        "seed": 0,
+    }  # fmt: skip
+    return make_private(model, (FEATURES, LABELS), loss, **(given | asked))
+
+
+def charged(trainer: Trainer) -> int:
+    return sum(event.count for event in trainer.ledger.events)
+
+
+def _batch_norm(model: Any) -> None:
+    model[1] = nn.BatchNorm1d(4)
+
+
+def _other_layer(model: Any) -> None:
+    model[2] = nn.Linear(4, 2)
+
+
+def _one_more(model: Any) -> None:
+    model.append(nn.Linear(4, 4))
+
+
+def _assigned(model: Any) -> None:
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+CHANGES: list[tuple[Callable[[Any], object], str]] = [
+    (_batch_norm, r"layers are others than when it was made private \(1\)"),
+    (_other_layer, r"layers are others than when it was made private \(2\)"),
+    (_one_more, r"layers are others than when it was made private \(3\)"),
+    (lambda model: nn.utils.parametrizations.weight_norm(model[0]), r"layers are others .*0\.parametrizations"),
+    (lambda model: model.__delitem__(1), "layers are others"),
+    (_assigned, r"in the place of '0\.weight'.*without assign=True"),
+    (lambda model: setattr(model[2], "bias", nn.Parameter(torch.zeros(2))), r"in the place of '2\.bias'"),
+    (lambda model: nn.utils.weight_norm(model[0]), r"in the place of '0\.weight'"),
+    (lambda model: model.half(), r"'0\.weight' has become float16"),
+    (lambda model: model.double(), r"'0\.weight' has become float64"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(("change", "words"), CHANGES)
+def test_a_model_that_is_changed_between_steps_is_not_trained_on(change: Callable[[Any], object], words: str) -> None:
+    """A BatchNorm that is put in later would learn exact statistics; another parameter would learn nothing at all."""
+    trainer = trainer_of()
+    trainer.run_steps(1)
+    change(trainer.model)
+    with pytest.raises(EquidpError, match=words):
+        trainer.run_steps(1)
+
+
+def test_values_may_be_changed_between_steps() -> None:
+    trainer = trainer_of()
+    trainer.run_steps(1)
+    trainer.model.load_state_dict({name: value + 1 for name, value in trainer.model.state_dict().items()})
+    trainer.run_steps(1)
+    assert trainer.steps_done == 2
+
+
+class Counting(nn.Module):
+    """A loss that weighs classes by how often it has seen them, from some call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.ones(2))
+        self.seen: Tensor
+        self.calls = 0
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > 100:
+            self.seen += torch.bincount(labels, minlength=2)
+        return LOSS(outputs, labels) / self.seen.clone()[labels]
+
+
+@pytest.mark.parametrize("asked", [{}, {"algorithm": "dpsgd_f_adjusted", "classes": 2}])
+def test_a_loss_that_learns_of_the_records_is_found_out_when_it_begins(asked: dict[str, Any]) -> None:
+    trainer = trainer_of(Counting(), epochs=40, **asked)
+    with pytest.raises(EquidpError, match=r"'loss\.seen' of the model or its loss changes"):
+        trainer.run_steps(trainer.plan.steps)
+    assert trainer.steps_done > 1
+
+
+class Tempered(nn.Module):
+    """A loss that asks to be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return LOSS(outputs / self.temperature, labels)
+
+
+def test_a_loss_with_parameters_is_refused_as_nothing_would_train_them() -> None:
+    with pytest.raises(EquidpError, match=r"parameters of its own \(temperature\)"):
+        trainer_of(Tempered())
+    trainer_of(Tempered().requires_grad_(False)).run_steps(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(torch.optim.LBFGS, "by a closure"), (torch.optim.SparseAdam, "is for sparse gradients")]
+)
+def test_an_optimiser_that_could_take_no_step_is_refused(kind: Any, words: str) -> None:
+    """Each step would be charged first."""
+    trainer = trainer_of()
+    with pytest.raises(EquidpError, match=words):
+        trainer.optimizer = kind(list(trainer.engine.parameters), lr=0.1)
+    trainer.run_steps(1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [(torch.inference_mode, "Inside torch.inference_mode"), (lambda: torch.autocast("cpu"), "Inside torch.autocast")],
+)
+def test_a_mode_in_which_no_step_can_be_taken_is_refused_and_not_charged(mode: Any, words: str) -> None:
+    trainer = trainer_of()
+    for done in range(2):
+        with mode(), pytest.raises(EquidpError, match=words):
+            trainer.run_steps(1)
+        assert charged(trainer) == done
+        trainer.run_steps(1)
+
+
+def test_a_loop_without_autograd_takes_the_same_steps() -> None:
+    """As in a notebook that has switched it off for its figures."""
+    one, other = trainer_of(), trainer_of()
+    one.run_steps(3)
+    with torch.no_grad():
+        other.run_steps(3)
+    assert torch.equal(one.engine.flatten(), other.engine.flatten())
+
+
+@pytest.mark.parametrize("double", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_trainer_is_not_copied(double: Any, seed: int | None) -> None:
+    """Two would draw the same noise for gradients that differ: their difference would have none."""
+    trainer = trainer_of(seed=seed)
+    trainer.run_steps(1)
+    with pytest.raises(EquidpError, match="neither copied nor pickled"):
+        double(trainer)
+    copy.deepcopy(trainer.model)
+
+
+def test_two_threads_do_not_take_steps_at_once() -> None:
+    """Weights of one batch would meet the gradients of another."""
+    trainer, inside, told = trainer_of(), threading.Event(), []
+    waiting, descend = threading.Event(), trainer.optimizer.step
+
+    def wait(*_: object) -> Any:
+        inside.set()
+        waiting.wait(20)
+        return descend()
+
+    trainer.optimizer.step = wait  # type: ignore[method-assign]
+    first = threading.Thread(target=lambda: trainer.run_steps(1))
+    first.start()
+    assert inside.wait(20)
+    for steps in (lambda: trainer.run_steps(1), lambda: trainer.train(progress=False)):
+        with pytest.raises(EquidpError, match="Another thread is taking steps") as error:
+            steps()
+        told.append(error)
+    waiting.set()
+    first.join()
+    assert charged(trainer) == trainer.steps_done == 1
+    trainer.run_steps(1)
+
+
+def test_back_at_an_earlier_state_the_noise_is_other_noise() -> None:
+    """As by a loop that returns to its best model: with the same noise, two sums' difference would be exact."""
+    trainer, noises = trainer_of(), []
+    perturb = trainer.random.perturb
+
+    def listen(values: Tensor, **how: Any) -> Tensor:
+        noised = perturb(values, **how)
+        noises.append(noised - values)
+        return noised
+
+    trainer.random.perturb = listen  # type: ignore[method-assign]
+    trainer.run_steps(1)
+    state = trainer.state_dict()
+    for _ in range(3):
+        trainer.run_steps(2)
+        trainer.load_state_dict(state)
+    trainer.run_steps(1)
+    together = torch.stack([noise[:8] for noise in noises])
+    assert len(noises) == charged(trainer) == 8
+    assert trainer.steps_done == 2
+    assert torch.pdist(together).min() > 0.1
+
+
+class Interruption(BaseException):
+    """Ctrl-C."""
+
+
+def _interrupted_at(call: int, trainer: Trainer) -> int:
+    """Take a step, and interrupt it in that call of a function of ours; how many calls there were."""
+    calls = 0
+
+    def follow(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        if event == "call" and "equidp/gradients/tape" in frame.f_code.co_filename.replace("\\", "/"):
+            calls += 1
+            if calls == call:
+                sys.settrace(None)
+                raise Interruption
+
+    before = sys.gettrace()
+    try:
+        with contextlib.suppress(Interruption):
+            sys.settrace(follow)
+            trainer.run_steps(1)
+    finally:
+        sys.settrace(before)
+    return calls
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_step_can_be_taken_anew_wherever_ctrl_c_came() -> None:
+    """A hook that was left on a layer made all later steps fail, after each was charged."""
+    trainer = trainer_of(epochs=80)
+    trainer.run_steps(2)
+    for call in range(1, 400):
+        before = trainer.steps_done
+        if _interrupted_at(call, trainer) < call:
+            break
+        trainer.run_steps(1)
+        assert trainer.steps_done > before
+    assert call > 20
+    assert charged(trainer) > trainer.steps_done
+    assert spent(trainer) > 0
+
+
+def _with(row: int, label: int) -> Tensor:
+    labels = LABELS.clone()
+    labels[row] = label
+    return labels
+
+
+class Table(nn.Module):
+    """Of ids below 40."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.line = nn.Embedding(40, 3), nn.Linear(3, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.line(self.rows(ids).mean(1))
+
+
+def test_a_record_that_model_or_loss_refuse_is_found_before_a_step_is_charged() -> None:
+    """In the first batch that has it, it would end a run of hours."""
+    asked = {"noise_multiplier": 1.5, "delta": 1e-4, "epochs": 1, "batch_size": 2, "learning_rate": 0.5, "seed": 0}
+    line = nn.Linear(4, 2)
+    with pytest.raises(EquidpError, match=r"The loss fails on the label of record 250 .*Target 2 is out of bounds"):
+        make_private(line, (FEATURES, _with(250, 2)), LOSS, device="cpu", **asked)
+    make_private(line, (FEATURES, _with(250, -100)), LOSS, device="cpu", **asked)  # torch's sign for none
+    for wrong in (40, -1):
+        ids = torch.arange(300 * 5).reshape(300, 5) % 40
+        ids[77, 2] = wrong
+        with pytest.raises(EquidpError, match=r"The model fails on record 77 .*index out of range"):
+            make_private(Table(), (ids, LABELS), LOSS, device="cpu", **asked)
+
+
+class Remembering(nn.Module):
+    """A layer that is set by the first records it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.mean = nn.Linear(4, 2), nn.Buffer(torch.zeros(4))
+
+    def forward(self, features: Tensor) -> Tensor:
+        if not self.mean.any():
+            self.mean += features.mean(0)
+        return self.line(features - self.mean)
+
+
+def test_a_model_that_is_set_by_its_first_records_is_still_found_out() -> None:
+    trainer = make_private(
+        Remembering(), (FEATURES, LABELS), LOSS, noise_multiplier=1.5, delta=1e-4, epochs=1, batch_size=60,
+        learning_rate=0.5, seed=0, device="cpu",
+    )  # fmt: skip
+    with pytest.raises(EquidpError, match="'mean' of the model or its loss changes"):
+        trainer.run_steps(1)
+
+
+def test_a_state_without_a_seed_is_not_continued_with_one() -> None:
+    state = trainer_of(seed=None).state_dict()
+    with pytest.raises(EquidpError, match="of a run without a seed"):
+        trainer_of().load_state_dict(state)
+
+
+class Checkpointed(nn.Module):
+    """Whose first layer is computed a second time in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.last(checkpoint(self.first, features, use_reentrant=False))
+
+
+def test_gradient_checkpointing_of_the_first_layer_is_refused_in_a_sentence() -> None:
+    trainer = make_private(
+        Checkpointed(), (FEATURES, LABELS), LOSS, noise_multiplier=1.5, delta=1e-4, epochs=1, batch_size=60,
+        learning_rate=0.5, seed=0, device="cpu",
+    )  # fmt: skip
+    with pytest.raises(EquidpError, match="Gradient checkpointing computes layers a second time"):
+        trainer.run_steps(1)
+
+
+class Scaling(nn.Module):
+    """Scales by the largest number that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.largest = nn.Linear(4, 2), nn.Buffer(torch.ones(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.max() > self.largest:
+            self.largest.copy_(features.max())
+        return self.line(features / self.largest)
+
+
+@pytest.mark.parametrize(("name", "average"), [("asc", None), ("dpsgd_minimax", 0.9), ("dpsgd_f", None)])
+def test_what_a_look_at_losses_or_errors_sets_is_found(name: str, average: float | None) -> None:
+    """The look comes before the gradients of the same records, which then change nothing any more."""
+    features = FEATURES.clone()
+    features[-5:] = 7.0
+    trainer = make_private(
+        Scaling(), (features, LABELS), LOSS, algorithm=name, average=average, classes=2, noise_multiplier=1.5,
+        delta=1e-4, epochs=6, batch_size=8, learning_rate=0.5, seed=0, device="cpu",
+    )  # fmt: skip
+    with pytest.raises(EquidpError, match="'largest' of the model or its loss changes"):
+        trainer.train(progress=False)
