@@ -25,14 +25,14 @@ LABELS = (FEATURES[:, 0] > 0.7).long()
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
-def trainer_of(loss: Any = LOSS, **asked: Any) -> Trainer:
+def trainer_of(loss: Any = LOSS, model: nn.Module | None = None, features: Tensor = FEATURES, **asked: Any) -> Trainer:
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = model or nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     given = {
         "noise_multiplier": 1.5, "delta": 1e-4, "epochs": 8, "batch_size": 60, "learning_rate": 0.5, "device": "cpu",
         "seed": 0,
     }  # fmt: skip
-    return make_private(model, (FEATURES, LABELS), loss, **(given | asked))
+    return make_private(model, (features, LABELS), loss, **(given | asked))
 
 
 def charged(trainer: Trainer) -> int:
@@ -293,6 +293,24 @@ def test_a_record_that_model_or_loss_refuse_is_found_before_a_step_is_charged() 
             make_private(Table(), (ids, LABELS), LOSS, device="cpu", **asked)
 
 
+class OfTruths(nn.Module):
+    """Of truth values, which have no largest one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 2)
+
+    def forward(self, truths: Tensor) -> Tensor:
+        return self.line(truths.float())
+
+
+def test_records_of_truth_values_train() -> None:
+    """The look for a record with an extreme number ended in an error of torch's."""
+    trainer = trainer_of(model=OfTruths(), features=FEATURES > 0.5)
+    trainer.run_steps(2)
+    assert charged(trainer) == 2
+
+
 class Remembering(nn.Module):
     """A layer that is set by the first records it sees."""
 
@@ -307,10 +325,7 @@ class Remembering(nn.Module):
 
 
 def test_a_model_that_is_set_by_its_first_records_is_still_found_out() -> None:
-    trainer = make_private(
-        Remembering(), (FEATURES, LABELS), LOSS, noise_multiplier=1.5, delta=1e-4, epochs=1, batch_size=60,
-        learning_rate=0.5, seed=0, device="cpu",
-    )  # fmt: skip
+    trainer = trainer_of(model=Remembering())
     with pytest.raises(EquidpError, match="'mean' of the model or its loss changes"):
         trainer.run_steps(1)
 
@@ -334,10 +349,7 @@ class Checkpointed(nn.Module):
 
 
 def test_gradient_checkpointing_of_the_first_layer_is_refused_in_a_sentence() -> None:
-    trainer = make_private(
-        Checkpointed(), (FEATURES, LABELS), LOSS, noise_multiplier=1.5, delta=1e-4, epochs=1, batch_size=60,
-        learning_rate=0.5, seed=0, device="cpu",
-    )  # fmt: skip
+    trainer = trainer_of(model=Checkpointed())
     with pytest.raises(EquidpError, match="Gradient checkpointing computes layers a second time"):
         trainer.run_steps(1)
 

@@ -47,9 +47,6 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
     Raises:
         EquidpError: for a record or a label on which model or loss fail, where they take the first ones.
     """
-    flat = features.flatten(1) if features.dim() > 1 else features.unsqueeze(1)
-    if not flat.numel() or flat.is_complex() or flat.is_meta:
-        return
     try:
         tried = copy.deepcopy(model).cpu()
         with torch.no_grad():
@@ -59,7 +56,7 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
             judged(outputs, labels[:1].cpu())
     except FAILURES:  # the first step has words for it
         return
-    for row in sorted({int(flat.amax(1).argmax()), int(flat.amin(1).argmin())}):
+    for row in sorted(_extremes(features)):
         try:
             with torch.no_grad():
                 tried(features[row : row + 1].cpu())
@@ -80,6 +77,14 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
                 f"The loss fails on the label of record {row} (from 0), and not on the first one's: {_reason(error)}. "
                 f"{_of_loss(error)}"
             ) from error
+
+
+def _extremes(features: Tensor) -> set[int]:
+    """The rows of the largest and the smallest number; none where these have no order, as truth values have none."""
+    try:
+        return {int(at) // features[0].numel() for at in (features.argmax(), features.argmin())}
+    except FAILURES:
+        return set()
 
 
 def _sentence(passes: BookKeeping, features: Tensor, labels: Tensor) -> str:
