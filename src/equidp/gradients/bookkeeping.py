@@ -253,9 +253,10 @@ class BookKeeping:
                     calls[site] += (call if coefficient == 1 else call.times(coefficient)).parted(together)
         return calls
 
+    @torch.enable_grad()  # whatever the loop around it has
     def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:
         tape = self._tape = Tape(self.sites, len(features))
-        with tape, torch.enable_grad(), self._autocast():
+        with tape, self._autocast():
             outputs = self.outputs(features)
             if self.keeps_outputs:
                 self.outputs_kept = outputs.detach()
@@ -267,8 +268,7 @@ class BookKeeping:
         ones = None
         if self.device.type != "cpu":
             ones = self.workspace.ones(len(losses), losses)
-        with torch.enable_grad():
-            return tape.calls(_one_each(losses, features), ones)
+        return tape.calls(_one_each(losses, features), ones)
 
     @contextlib.contextmanager
     def parameters_at(self, values: Tensor) -> Iterator[None]:

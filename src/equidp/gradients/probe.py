@@ -31,7 +31,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
-from equidp.gradients.precision import as_precise_as_norms, refuse_autocast, spoiling
+from equidp.gradients.precision import as_precise_as_norms, spoiling
 from equidp.gradients.refusals import changed, refuse_batch_statistics, same
 from equidp.system.threads import GLOBAL_RANDOM
 
@@ -61,7 +61,6 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
     devices = [passes.device] if passes.device.type == "cuda" else []
     # with cuDNN's TF32 a sound model's gradients could differ by more than is allowed here
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
-        refuse_autocast(passes.autocast_kind)
         refuse_batch_statistics(passes.batch_norms)  # before any pass, as each moves the running statistics
         before = _kept_now(passes)  # of the very first pass: what is set by it is the same ever after
         if passes.device.type == "cpu" and halved_by_itself(passes, features):

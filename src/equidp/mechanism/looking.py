@@ -231,8 +231,8 @@ class Looking:
     def _unit_losses(self, batch: Batch) -> Tensor:
         # a contribution that takes every record alone sees nothing of a model in which they meet; losses would
         self.engine.try_out(batch.features, batch.labels)
-        engine = self.engine
-        losses = engine.passes.watched(lambda: engine.loss(engine.outputs(batch.features), batch.labels))
+        outputs = self.engine.outputs(batch.features)
+        losses = self.engine.passes.watched(lambda: self.engine.loss(outputs, batch.labels))
         return _mean_of_units(batch, losses.float())
 
     def norms_and_errors(
