@@ -35,6 +35,7 @@ from tests.end_to_end.kedro_project import (
     report_folder,
 )
 
+from equidp import training
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.hooks import print as prints
@@ -45,7 +46,8 @@ from equidp.pipeline_registry import DEMONSTRATION
 from equidp.pipelines.training import nodes
 from equidp.reporting.privacy_report import privacy_report
 from equidp.settings import Session
-from equidp.training import train_model
+from equidp.system import files
+from equidp.training import forget, train_model
 
 PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
 FEW = ["dp_adambc", "dpis", "dpsgd", "dpsgd_level", "psasc_momentum", "sa_dpsgd"]
@@ -63,8 +65,20 @@ def shared_columns(run: mlflow.entities.Run) -> set[str]:
     return {name for name in run.data.params if ".options" not in name and name.split(".")[0] not in ALGORITHMS}
 
 
-def test_a_private_pipeline_leaves_one_run_and_all_files_and_a_target_epsilon_is_recomputable_from_one(project):
+def test_a_private_pipeline_leaves_one_run_and_all_files_and_a_target_epsilon_is_recomputable_from_one(
+    project, monkeypatch
+):
+    durable, settled, before_forgotten = files.durable, set(), []
+    monkeypatch.setattr(files, "durable", lambda file: (settled.add(os.fstat(file).st_ino), durable(file)))
+    monkeypatch.setattr(training, "forget", lambda place: (before_forgotten.append({*settled}), forget(place)))
     kedro_run(project, "dpsgd_f", **QUICK, **{"privacy.epsilon": 3.0})
+
+    # a power cut after what a run is resumed by has gone would find these empty otherwise
+    results = {path.stat().st_ino for path in report_folder(project, "dpsgd_f").iterdir() if path.is_file()}
+    (model,) = (project / "data" / "06_models" / "digits" / "dpsgd_f").rglob("*.safetensors")
+    results.add(model.stat().st_ino)
+    assert len(results) > 5
+    assert results <= before_forgotten[0]
 
     (run,) = mlflow_runs(project)
     assert run.info.run_name == "dpsgd_f epochs=2 batch_size=128 device=cpu epsilon=3.0 digits seed=0"

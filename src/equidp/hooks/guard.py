@@ -24,7 +24,7 @@ from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import TUNED, Settings
 from equidp.system import collection, interrupts
 from equidp.system.extras import EXCEL, not_installed
-from equidp.system.files import REFUSALS, locked, refused, remove, storage_error
+from equidp.system.files import REFUSALS, locked, refused, remove, settle, storage_error
 from equidp.system.notebooks import without_ipython
 from equidp.tasks import CLASSIFICATION
 
@@ -41,6 +41,9 @@ RELEASED = "metrics_release"
 
 RESULTS = (*ARTIFACTS, RELEASED, RELEASE)
 """Results that describe a model: they are removed before a new model replaces it."""
+
+CHOICE = ("choice", "trials")
+"""What a tuning says of its choice, besides the results of the chosen model."""
 
 LOCK = "run.lock"
 """File beside what ingestion writes, which every run does; held while the run is at work."""
@@ -213,6 +216,7 @@ class GuardHook:
 
         with self._held:
             result = yield
+            self._settle(pipeline)
             for name in evaluated(pipeline):
                 forget(catalog.load(f"{name}.workplace"))
             if "tuned.model" in pipeline.all_outputs():
@@ -232,9 +236,19 @@ class GuardHook:
             raise refusal from None
         return result
 
+    def _settle(self, pipeline: Pipeline) -> None:
+        """Make models and what is said of them durable, or a power cut could take these and what they are resumed by.
+
+        ε is spent then, and in secure mode nothing makes the same model again.
+        """
+        for name in pipeline.all_outputs():
+            made = name.rpartition(".")[2] in ("model", *RESULTS, *CHOICE)
+            if made and (path := written_to(self._catalog, name)).is_file():
+                settle(path)
+
     def _remove_earlier(self, name: str) -> None:
         """Remove what an earlier run has said of its model, and say so where somebody may miss it."""
-        kinds = (*RESULTS, "choice", "trials") if name == "tuned" else RESULTS
+        kinds = (*RESULTS, *CHOICE) if name == "tuned" else RESULTS
         said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in kinds)}
         # a baseline comes with every run, and of its figures no more than a run makes is missed
         missed = (path for stale, path in said.items() if name != BASELINE or stale not in self._made)

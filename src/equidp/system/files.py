@@ -79,6 +79,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def settle(path: Path) -> None:
+    """Make a file that was written whole durable, and its name. Raises EquidpError where the disk refuses."""
+    try:
+        with open(path, "rb+") as file:  # Windows makes durable what may be written
+            durable(file.fileno())
+        sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
 def locked(file: IO[bytes]) -> bool:
     """Lock an open file until it is closed, or this process ends; False if another process holds it."""
     try:
