@@ -91,6 +91,15 @@ def not_flushed() -> Iterator[None]:
     event.remove(Engine, "connect", begun)
 
 
+@pytest.fixture(scope="module")
+def coarse() -> Iterator[None]:
+    """For modules of tests that train, and do not ask for the last digit of ε."""
+    from tests.coarse import coarsely  # late: not every worker needs an accountant
+
+    with coarsely():
+        yield
+
+
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project without runs, its MLflow store made once: creating the database takes longer than most tests."""

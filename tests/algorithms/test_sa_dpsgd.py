@@ -15,6 +15,8 @@ from equidp.algorithms import algorithm_settings
 from equidp.algorithms.sa_dpsgd import published_count
 from equidp.errors import EquidpError
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 
 def annealer(lab: Any, **options: Any) -> Any:
     """The acceptance of a fresh trainer, which it would not keep alive by itself."""

@@ -34,6 +34,8 @@ from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.parts import FlatClip
 from equidp.mechanism.secure import SecureRandom
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 PRIVATE = [name for name in ALGORITHMS if name != "sgd"]
 SETTINGS = AuditSettings()
 CANARIES = 10_000

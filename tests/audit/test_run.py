@@ -21,6 +21,8 @@ from equidp.audit.page import points
 from equidp.data.records import Schema
 from equidp.errors import EquidpError
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 audit = importlib.import_module("equidp.audit.run")  # whose name the package gives to its function
 QUICK = AuditSettings(gradient_canaries=2000, input_canaries=50, reference_models=2, resamples=20)
 

@@ -32,6 +32,8 @@ from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.training import loss_of, plan_run, units_in
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 CLASSES, GROUPS = ("cat", "dog"), ("f", "m")
 Row = tuple[int, int, int, int, int]
 """Feature, label, group, unit, provider's part."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from equidp.algorithms import algorithm_settings
@@ -12,6 +13,8 @@ from equidp.data.records import Records, Schema
 from equidp.data.splitting import split
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import TrainingRequest, plan_run, train_model
+
+pytestmark = pytest.mark.usefixtures("coarse")
 
 
 def test_a_history_after_a_crash_counts_steps_that_were_charged_again(tmp_path: Path, power_cut: Any) -> None:

@@ -31,6 +31,8 @@ from equidp.training.checkpoint import JOURNAL_FILE
 from equidp.training.digests import fingerprint, initial_state
 from equidp.training.journal import Journal
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 SCHEMA = Schema("toy", "tabular", (3,), ("a", "b"), {"class": ("a", "b")}, feature_names=tuple("xyz"))
 PUBLIC = {"energy_records": 20}
 

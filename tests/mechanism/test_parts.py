@@ -26,6 +26,8 @@ from equidp.mechanism.parts import (
     tensors,
 )
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 
 class TestPlan:
     """Public facts of a run."""

@@ -25,6 +25,8 @@ from equidp.training.charging import _split, enter, enter_more, planned, repeate
 from equidp.training.journal import BLOCK
 from equidp.training.statement import privacy_statement
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 PLAN = Plan(records=1000, batch_size=100, epochs=2, groups=2, delta=1e-5, noise_multiplier=2.0)
 HASH = Membership("hash", key="seed=0")
 

@@ -14,6 +14,8 @@ from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import TrainingRequest, plan_run, train_model
 from equidp.training.conclusion import Trained
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 
 def trained(privacy: PrivacySettings, name: str) -> tuple[Trained, list[dict[str, float]]]:
     """A finished run of three epochs, and the rows that were told while it trained."""

@@ -24,6 +24,8 @@ from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.training import make_private, plan_run, spent
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 FEATURES = torch.rand(300, 4, generator=torch.Generator().manual_seed(1))
 LABELS = (FEATURES[:, 0] > 0.7).long()
 GROUPS = (FEATURES[:, 1] > 0.5).long()

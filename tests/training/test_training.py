@@ -29,6 +29,8 @@ from equidp.reporting.privacy_report import DECIDING, UNPROTECTED, privacy_repor
 from equidp.training import TrainingRequest, digests, plan_run, prepare, privacy_statement, record_loss, train_model
 from equidp.training.conclusion import Trained
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 CPU = torch.device("cpu")
 
 

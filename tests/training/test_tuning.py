@@ -30,6 +30,8 @@ from equidp.training import TrainingRequest
 from equidp.training.checkpoint import Checkpointer
 from equidp.training.tuning import beyond_plan, plan_tuning, score
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 DELTA, ORDERS = 1e-5, np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 64), [128.0, 256, 512, 1024]])
 
 

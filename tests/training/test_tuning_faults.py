@@ -25,6 +25,8 @@ from equidp.training.charging import CHARGED
 from equidp.training.checkpoint import JOURNAL_FILE
 from equidp.training.tuning import plan_tuning
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 LAW = {"trials_law": "geometric", "trials_mean": 3}
 
 
