@@ -91,6 +91,21 @@ def not_flushed() -> Iterator[None]:
     event.remove(Engine, "connect", begun)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def seeded_here_alone() -> Iterator[None]:
+    """`torch.manual_seed` seeds no GPU where there is none: it would write down the whole stack for each kind of them.
+
+    A test that trains a small model would take a tenth longer.
+    """
+    import torch  # late: the process that only hands out tests needs none
+
+    with pytest.MonkeyPatch.context() as patched:
+        for kind in (torch.cuda, torch.xpu):
+            if not kind.is_available():
+                patched.setattr(kind, "manual_seed_all", lambda seed: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def coarse() -> Iterator[None]:
     """For modules of tests that train, and do not ask for the last digit of ε."""
