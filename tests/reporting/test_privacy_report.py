@@ -121,7 +121,7 @@ def test_delta_is_judged_against_the_number_of_records(delta, words):
 def test_a_published_figure_below_ours_is_called_an_understatement():
     low = privacy_report(honest(epsilon_published={"value": 0.5, "formula": "counts left out"}))
     assert "understates" in low
-    assert "rule that leaves out releases" in privacy_report(
+    assert "by a rule that is no guarantee. Do not" in privacy_report(
         honest(epsilon_published={"value": 99.0, "formula": "x", "guarantee": False})
     )
     assert understated(honest(epsilon_published={"value": 0.5, "formula": "x"})).startswith("dpsgd_f: the published")

@@ -140,9 +140,13 @@ def _exposed(algorithm: Algorithm, plan: Plan) -> str:
     return " or ".join(part for part, looked_at in parts.items() if looked_at)
 
 
-def membership_facts(membership: Membership | None) -> dict[str, str] | None:
-    """How the training part was drawn, and by which public key, as in privacy.json."""
-    return None if membership is None else {"how": membership.how, "key": membership.key}
+def membership_facts(membership: Membership | None) -> dict[str, str | bool] | None:
+    """How the training part was drawn, and by which public key, as in privacy.json; `given`: the test part was not."""
+    if membership is None:
+        return None
+    # of the provider's split `how` says it
+    given = {"given": True} if membership.given and membership.how == "hash" else {}
+    return {"how": membership.how, "key": membership.key, **given}
 
 
 def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any]:

@@ -51,8 +51,9 @@ RELEASED = (*dict.fromkeys((*METRICS, *FIGURES)),)
 COMPARED = ("group", "accuracy", "difference", "interval")
 """What goes out of a worst group, a gap and a disparity."""
 
-MEMBERSHIP = ("how", "key")
-"""Keys of the statement's `membership` that go out: how the training part was drawn, and by which public key."""
+MEMBERSHIP = ("how", "key", "given")
+"""Keys of the statement's `membership` that go out: how the training part was drawn, by which public key, and that the
+data name the test part, where they do."""
 
 SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mean", "sd", "vocabulary", "words",
     "tokenizer", "task", "targets", "bounds")  # fmt: skip

@@ -150,7 +150,8 @@ def unprotected(facts: Facts) -> Line:
     if privacy.get("records_declared"):
         size = f"the declared number of training {units}"
     elif (privacy.get("membership") or {}).get("how") == "hash":
-        size = f"the number of {units} in the table, and so the expected number of training {units}"
+        where = "the provider's training part" if privacy["membership"].get("given") else "the table"
+        size = f"the number of {units} in {where}, and so the expected number of training {units}"
     else:
         size = f"the number of training {units}"
     quantities = [
@@ -272,7 +273,8 @@ def randomness(facts: Facts) -> Line:
     secure = bool(facts.privacy.get("secure"))
     text = (
         "A cryptographic generator under a key of the operating system that was never stored. No seed exists. "
-        "Values and noise are added on a public grid, which withstands floating-point attacks."
+        "Values and noise are added on a public grid, so that no digit of what is released tells how their sum was "
+        "rounded. The exact sums are formed in float32 before that, and ε does not count how these were rounded."
         if secure
         else "An ordinary generator with a seed, without protection against floating-point attacks: ε does not hold "
         "against whoever recomputes the noise."
