@@ -126,6 +126,13 @@ def test_what_secure_noise_leaves_open_is_told() -> None:
         assert "sums are formed in float32 before that, and ε does not count how these were rounded" in text
 
 
+def test_steps_taken_again_are_no_events_that_were_fixed_before_training() -> None:
+    for more, told in (({}, False), ({"steps_repeated": True}, True)):
+        found = files(privacy=statement() | more)
+        assert ("but for steps that were taken again after a break" in found["registry.md"].decode()) == told
+        assert document(found, "privacy").get("steps_repeated", False) == told
+
+
 def test_a_test_part_that_the_data_name_is_told() -> None:
     drawn = {"how": "hash", "key": "seed=0"}
     for membership, where in ((drawn, "in the table,"), ({**drawn, "given": True}, "in the provider's training part,")):

@@ -189,8 +189,16 @@ def _basis_of_guarantee(privacy: Mapping) -> str:
     if "law" in (privacy.get("trials") or {}):
         return "by RDP: the choice among a random number of trials, and the chosen model"
     if _fixed_ledger(privacy):
-        return "the smaller of RDP and PLD: all events were fixed before training"
-    return "a cap fixed before training; what was actually spent is not a guarantee, because it depended on the data"
+        return f"the smaller of RDP and PLD: all events were fixed before training{but_repeated(privacy)}"
+    return (
+        f"a cap fixed before training{but_repeated(privacy)}; what was actually spent is not a guarantee, because it "
+        "depended on the data"
+    )
+
+
+def but_repeated(privacy: Mapping) -> str:
+    """What was not fixed before training, where a crash has steps taken again."""
+    return ", but for steps that were taken again after a break" if privacy.get("steps_repeated") else ""
 
 
 def _spent_as(privacy: Mapping) -> str:

@@ -20,7 +20,8 @@ from equidp.parameters import DataSettings, PrivacySettings, TrainingSettings
 
 REPEATED = (
     "The run was interrupted. Steps since its last checkpoint were taken again, with other noise, and both count: ε is "
-    "larger than of a run without a break."
+    "larger than of a run without a break. It holds if neither the break nor the decision to go on followed from what "
+    "the run had shown."
 )
 
 
@@ -101,6 +102,7 @@ def privacy_statement(
         **({"test_records_decide": True} if algorithm.acceptance.on_test else {}),
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": _assumptions(algorithm, plan, privacy, membership, declared=declared),
+        **({} if accounted.run == accounted.planned else {"steps_repeated": True}),
         "notes": [] if accounted.run == accounted.planned else [REPEATED],
     }
 

@@ -36,7 +36,7 @@ STATEMENT = (
     "sampling_rate", "unit", "records", "records_declared", "public_records", "expected_batch_size", "steps", "epochs",
     "groups", "ledger", "filter_order", "filter_total", "charged", "accepted_steps", "releases", "secure", "seed",
     "trials", "epsilon_replace_one", "trade_off", "membership", "assumptions", "notes",
-    "test_records_decide", "diagnostics_published", "evaluation", "tuning",
+    "steps_repeated", "test_records_decide", "diagnostics_published", "evaluation", "tuning",
 )  # fmt: skip
 """Keys of `privacy.json` that go out: all that `training.statement` writes, and all that its readers look for."""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from equidp.data.sources import unit_named, unit_noun
-from equidp.reporting.privacy_report import recomputed
+from equidp.reporting.privacy_report import but_repeated, recomputed
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
 from equidp.reporting.statement_sections import delta_text, epsilon_text
@@ -194,9 +194,14 @@ def accounting(facts: Facts) -> Line:
     if "law" in (privacy.get("trials") or {}):
         how = "that of the choice among a random number of trials and of the chosen model, by Rényi DP"
     elif privacy.get("epsilon_fixed_before_training", True):
-        how = "the smaller of Rényi DP and privacy loss distributions over all events, which were fixed before training"
+        how = (
+            "the smaller of Rényi DP and privacy loss distributions over all events, which were fixed before training"
+            f"{but_repeated(privacy)}"
+        )
     else:
-        how = "that of a cap or a budget fixed before training, as the events depended on outputs"
+        how = (
+            f"that of a cap or a budget fixed before training{but_repeated(privacy)}, as the events depended on outputs"
+        )
     return Line(
         "accounting",
         "Accounting",
