@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tests.thorough import ONE_OF_EACH, first
 
+from equidp.accounting.epsilon import published_epsilon
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.errors import EquidpError
@@ -35,6 +37,25 @@ def test_the_page_says_which_conversion_each_figure_takes() -> None:
             formula = algorithm.published_epsilon(replace(PLAN, noise_multiplier=1.0)).formula
             for conversion in ("classic conversion", "improved conversion"):
                 assert (conversion in formula) == (conversion in told.get(name, dict(rows)["all others"])), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "guarantee"),
+    [
+        ("dpsgd_quantile", {}, False),
+        ("dpsgd_quantile", {"centred": True}, True),
+        ("dpsgd_bounded", {}, True),
+    ],
+)
+def test_the_papers_of_quantiles_charge_for_the_count(name: str, options: dict[str, Any], guarantee: bool) -> None:
+    # Andrew et al., Theorem 1: z⁻² = z_Δ⁻² + (2σ_b)⁻²
+    plan = replace(PLAN, noise_multiplier=1.0)
+    algorithm = algorithm_settings(name, options | {"count_noise_multiplier": 1.5}).build()
+    event = Event(plan.sampling_rate, (1.0 + 1 / 3.0**2) ** -0.5, plan.steps)
+    found = algorithm.published_epsilon(plan)
+    assert found.value == pytest.approx(published_epsilon([event], plan.delta, "improved"), rel=1e-12)
+    assert found.guarantee == guarantee
+    assert guarantee == (algorithm.events(plan) == (event,))
 
 
 @pytest.mark.parametrize("name", first(SOLVABLE, (*ONE_OF_EACH, "naive", "sad_dpsgd", "dpsgd_f_slack")))

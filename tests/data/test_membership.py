@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
 from equidp.data import storage
-from equidp.data.membership import expected_units, identified, identities, numbers, split_sentence
+from equidp.data.membership import expected_units, identified, identities, numbers, size_sentence, split_sentence
 from equidp.data.records import Membership, Records, Schema, Split
 from equidp.data.sources import SOURCES, source
 from equidp.data.splitting import split
@@ -31,6 +31,7 @@ from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.training import loss_of, plan_run, units_in
+from equidp.training.statement import membership_facts
 
 pytestmark = pytest.mark.usefixtures("coarse")
 
@@ -434,6 +435,20 @@ def test_what_the_split_means_is_said_of_each_kind() -> None:
     assert "ε says nothing about two tables that differ in one row" in split_sentence(Membership("strata"), "record")
     assert "the provider's split" in split_sentence(Membership("provider"), "record")
     assert "taken as given" in split_sentence(None, "record")
+
+
+def test_a_test_part_that_the_data_name_is_not_said_to_follow_from_the_key() -> None:
+    drawn, named = (split(table(ALWAYS, part=part), seed=0, public_fraction=0.1).train for part in (False, True))
+    told = [split_sentence(part.membership, "record") for part in (drawn, named)]
+    assert told[0].startswith("Which part a record is in depends on its own identity and the public key seed=0 alone")
+    assert told[1].startswith("The data say which records are test records (the provider's split). Which other part")
+    for part, where in ((drawn, "in the table"), (named, "in the provider's training part")):
+        assert part.membership is not None
+        size = part.membership.expects(by_unit=False)
+        assert size is not None
+        assert where in size_sentence(part.membership, "record", size, by_unit=False)
+    assert membership_facts(drawn.membership) == {"how": "hash", "key": "seed=0"}
+    assert membership_facts(named.membership) == {"how": "hash", "key": "seed=0", "given": True}
 
 
 # ----------------------------------------------------------------------------------------------------------- real data

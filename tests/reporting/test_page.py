@@ -353,7 +353,7 @@ def test_several_doubtful_figures_are_told_in_one_sentence(sample):
     privacy = {name: {**one, "epsilon_published": facts} for name, one in sample.privacy.items()}
     page = Reader(html_report(**(sample.arguments() | {"privacy": privacy})))
     assert len([attrs for tag, attrs in page.tags if attrs.get("class") == "warning"]) == 2  # the seed's is the other
-    assert "Quote ε, not ε as published, which leaves out releases in dpsgd, dpsgd_f." in page.text
+    assert "Quote ε, not ε as published, which is no guarantee in dpsgd, dpsgd_f." in page.text
 
 
 def test_a_validation_part_is_announced(sample):

@@ -121,7 +121,7 @@ def test_delta_is_judged_against_the_number_of_records(delta, words):
 def test_a_published_figure_below_ours_is_called_an_understatement():
     low = privacy_report(honest(epsilon_published={"value": 0.5, "formula": "counts left out"}))
     assert "understates" in low
-    assert "rule that leaves out releases" in privacy_report(
+    assert "by a rule that is no guarantee. Do not" in privacy_report(
         honest(epsilon_published={"value": 99.0, "formula": "x", "guarantee": False})
     )
     assert understated(honest(epsilon_published={"value": 0.5, "formula": "x"})).startswith("dpsgd_f: the published")
@@ -164,7 +164,13 @@ def test_an_epsilon_above_the_one_asked_for_is_explained_where_steps_were_taken_
         charged = tuple(dataclasses.replace(event, count=event.count + more) for event in events)
         outcome = Outcome(charged, plan.steps, plan.steps)
         found = privacy_statement(algorithm, plan, outcome, privacy=privacy, training=TrainingSettings(), seed=0)
-        assert ("were taken again, with other noise, and both count" in privacy_report(found, "x")) == told
+        report = privacy_report(found, "x")
+        assert ("were taken again, with other noise, and both count" in report) == told
+        assert (
+            "It holds if neither the break nor the decision to go on followed from what the run had" in report
+        ) == told
+        assert ("fixed before training, but for steps that were taken again after a break" in report) == told
+        assert found.get("steps_repeated", False) == told
 
 
 def test_an_epsilon_that_is_a_cap_is_not_explained_by_the_ledger():
@@ -341,6 +347,8 @@ def test_three_people_in_three_parts_are_told_what_each_is_promised():
         (told,) = [line for line in text.splitlines() if f"Person {person}" in line]
         assert epsilon_text(value) in told
     assert "accuracy of its worst group" in text
+    assert "is in two parts." in text
+    assert "Nobody" not in text  # a person's records may be
     assert "test records are not protected at all" not in text
     assert "test records are not protected at all" in privacy_report(honest())
     exchanged = privacy_report(honest(evaluation=released, membership={"how": "strata", "key": ""}))

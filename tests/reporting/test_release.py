@@ -119,6 +119,28 @@ def files(release: ReleaseSettings | None = None, **given: Any) -> dict[str, byt
     return release_files(facts, model.state_dict())
 
 
+def test_what_secure_noise_leaves_open_is_told() -> None:
+    registry, checklist = (files()[name].decode() for name in ("registry.md", "checklist.md"))
+    for text in (registry, checklist):
+        assert "no digit of what is released tells how their sum was rounded" in text
+        assert "sums are formed in float32 before that, and ε does not count how these were rounded" in text
+
+
+def test_steps_taken_again_are_no_events_that_were_fixed_before_training() -> None:
+    for more, told in (({}, False), ({"steps_repeated": True}, True)):
+        found = files(privacy=statement() | more)
+        assert ("but for steps that were taken again after a break" in found["registry.md"].decode()) == told
+        assert document(found, "privacy").get("steps_repeated", False) == told
+
+
+def test_a_test_part_that_the_data_name_is_told() -> None:
+    drawn = {"how": "hash", "key": "seed=0"}
+    for membership, where in ((drawn, "in the table,"), ({**drawn, "given": True}, "in the provider's training part,")):
+        found = files(privacy=statement() | {"membership": membership})
+        assert document(found, "privacy")["membership"] == membership
+        assert f"the number of records {where} and so the expected number" in found["registry.md"].decode()
+
+
 def test_the_statement_says_which_model_it_is_of() -> None:
     found = files(ReleaseSettings(published_on="2027-03-01"))
     told = document(found, "privacy")["model"]
@@ -306,7 +328,7 @@ def test_two_noise_multipliers_of_one_run_are_told_apart_and_no_setting_is_none(
     assert "probabilities" not in files()["README.md"].decode()  # of dpsgd
     assert "20 events." in ledger
     assert "| 1.47087 |" in ledger  # (1.5⁻² + 7.5⁻²)^(−1/2)
-    assert "whose multiplier is smaller than each one's" in ledger
+    assert "whose multiplier is no larger than any of theirs" in ledger  # slaclip's is the gradients' own
 
 
 @pytest.mark.parametrize(

@@ -363,6 +363,8 @@ def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
     assert tuning.score_event is not None
     assert noises == {tuning.score_event.noise_multiplier}
     assert Event(0.5, 2.0, len(seeds)).to_dict() in privacy["charged"]
+    assert privacy["steps_repeated"]
+    assert "taken again, with other noise, and both count" in privacy["notes"][0]
     entries = DatasetLedger(ledgers, "digits").entries()
     most = max(sum(event.count for event in one.events if event.sampling_rate == 0.5) for one in entries)
     assert most == len(seeds)

@@ -15,7 +15,7 @@ the expected B. They also divide every gradient by C_t; here the learning rate d
 from __future__ import annotations
 
 from equidp.accounting.plan import Plan
-from equidp.algorithms.dpsgd_quantile import DPSGDQuantile, QuantileCount
+from equidp.algorithms.dpsgd_quantile import DPSGDQuantile, QuantileCount, published
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import FlatClip, Positive
 
@@ -45,4 +45,5 @@ class DPSGDBounded(DPSGDQuantile):
             weights=FlatClip(),
             initial={"clip_norm": self.clip_norm},
             side_release=BoundedCount(**self.model_dump(exclude={"clip_norm"})),
+            published=published,
         )

@@ -10,6 +10,7 @@ gradient that is counted adds at most κ·Δ to the sum, and one that adds Δ is
     σ^eff = max(κ²/σ² + 1/σ_b², 1/σ²)^(−1/2),   σ itself once σ_b ≥ σ/√(1 − κ²): the count then costs nothing
 
 (proof: `joint_noise`; κ = 1 is the paper's count). Centred, every record moves the count, and nothing is saved.
+The paper charges the count as centred (Theorem 1), also in the text where it adds up 0 and 1: (σ⁻² + (2σ_b)⁻²)^(−1/2).
 Where we depart from the text: B is the expected batch size; `min_clip_norm` is a floor of ours (0 is the paper's
 rule), and C_t is kept in a range of finite numbers.
 """
@@ -23,9 +24,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from equidp.accounting.epsilon import published_epsilon
+from equidp.accounting.events import Event, fuse
 from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.algorithm import Algorithm, Outcome, Published, published_by
 from equidp.mechanism.parts import (
     HUGE,
     TINY,
@@ -95,6 +98,26 @@ class QuantileCount(SideRelease):
         return {"clip_norm": led.clamp_(max(self.min_clip_norm, TINY), HUGE)}
 
 
+def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
+    """The paper's figure: count and gradients are one release, and the count is charged as centred.
+
+    A count with `counts_below` < 1 is ours, and left out.
+    """
+    side = algorithm.side_release
+    assert isinstance(side, QuantileCount)
+    if side.counts_below < 1:
+        return published_by("improved")(algorithm, plan, outcome)
+    rate = algorithm.sampler.sampling_rate(plan)
+    events = [
+        Event(rate, fuse(plan.noise_multiplier * segment.noise, 2 * side.noise(plan)), segment.steps)
+        for segment in algorithm.schedule.segments(plan)
+    ]
+    formula = "RDP of gradients and count as one release, improved conversion, integer orders 2 to 64"
+    if not side.centred:
+        formula += "; the count of 0 and 1 is charged as one of ±½, half of what a record moves"
+    return Published(published_epsilon(events, plan.delta, "improved"), formula, guarantee=side.centred)
+
+
 class DPSGDQuantile(AlgorithmSettings):
     """Settings of quantile clipping."""
 
@@ -122,4 +145,5 @@ class DPSGDQuantile(AlgorithmSettings):
             weights=FlatClip(),
             initial={"clip_norm": self.clip_norm},
             side_release=QuantileCount(**self.model_dump(exclude={"clip_norm"})),
+            published=published,
         )

@@ -51,4 +51,5 @@ class SoftAdaClip(DPSGDQuantile):
 
     def build(self) -> Algorithm:
         """Smooth clipping at a bound that follows a quantile."""
-        return dataclasses.replace(super().build(), name="soft_adaclip", weights=SoftClip())
+        # the figure of adaptive clipping's paper is not this one's
+        return dataclasses.replace(super().build(), name="soft_adaclip", weights=SoftClip(), published=None)

@@ -217,7 +217,8 @@ def size_sentence(membership: Membership | None, unit: str, size: int, *, by_uni
     if membership.how != "hash":
         return f"The number of training {unit}s ({size})"
     of_classes = ", of each class too," if membership.keeps else ""
-    return f"The number of {unit}s in the table{of_classes} and so the expected number of training {unit}s ({size})"
+    where = "the provider's training part" if membership.given else "the table"
+    return f"The number of {unit}s in {where}{of_classes} and so the expected number of training {unit}s ({size})"
 
 
 def split_sentence(
@@ -233,8 +234,11 @@ def split_sentence(
         case "hash":
             assert membership is not None
             unless = f", unless the key puts that {unit} into {exposed}, which {how}" if exposed else ""
+            which = "Which part a record is in"
+            if membership.given:
+                which = "The data say which records are test records (the provider's split). Which other part one is in"
             return (
-                f"Which part a record is in depends on its own identity and the public key {membership.key} alone "
+                f"{which} depends on its own identity and the public key {membership.key} alone "
                 f"(data.membership=hash): tables that differ in one {unit} give training parts that differ in that "
                 f"{unit} at most, so that ε holds for tables too{unless}."
             )

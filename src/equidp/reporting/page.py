@@ -379,9 +379,9 @@ def _record_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
 
 
 def _doubtful_rules(names: Collection[str], privacy: Mapping[str, Mapping]) -> str:
-    """One sentence for several algorithms: whose published ε is below ours, and whose leaves out releases only."""
+    """One sentence for several algorithms: whose published ε is below ours, and whose is by a rule that is none."""
     lower = [name for name in names if privacy[name]["epsilon_published"]["value"] < privacy[name]["epsilon"]]
     other = [name for name in names if name not in lower]
     faults = [f"understates it in {', '.join(lower)}"] if lower else []
-    faults += [f"leaves out releases in {', '.join(other)}"] if other else []
+    faults += [f"is no guarantee in {', '.join(other)}"] if other else []
     return f"Quote ε, not ε as published, which {' and '.join(faults)}."

@@ -189,8 +189,16 @@ def _basis_of_guarantee(privacy: Mapping) -> str:
     if "law" in (privacy.get("trials") or {}):
         return "by RDP: the choice among a random number of trials, and the chosen model"
     if _fixed_ledger(privacy):
-        return "the smaller of RDP and PLD: all events were fixed before training"
-    return "a cap fixed before training; what was actually spent is not a guarantee, because it depended on the data"
+        return f"the smaller of RDP and PLD: all events were fixed before training{but_repeated(privacy)}"
+    return (
+        f"a cap fixed before training{but_repeated(privacy)}; what was actually spent is not a guarantee, because it "
+        "depended on the data"
+    )
+
+
+def but_repeated(privacy: Mapping) -> str:
+    """What was not fixed before training, where a crash has steps taken again."""
+    return ", but for steps that were taken again after a break" if privacy.get("steps_repeated") else ""
 
 
 def _spent_as(privacy: Mapping) -> str:
@@ -243,7 +251,8 @@ def published_words(privacy: Mapping) -> PublishedWords:
     """By whether a paper has the algorithm; statements of older versions do not tell where none has."""
     if (privacy.get("epsilon_published") or {}).get("paper", True):
         whose = (
-            "The figure as published follows the paper's own formula, so that results can be compared with its tables"
+            "The figure as published follows the paper's own formula, or one of the gradients alone where its count of "
+            "other releases is not known, so that results can be compared with its tables"
         )
         return PublishedWords("ε as published", "the published formula", whose)
     whose = (
@@ -259,7 +268,7 @@ def understated(privacy: Mapping) -> str | None:
     value, ours = published.get("value"), privacy.get("epsilon")
     if value is None or ours is None or (published.get("guarantee", True) and value >= 0.999 * ours):
         return None
-    fault = "which understates" if value < ours else "by a rule that leaves out releases"
+    fault = "which understates" if value < ours else "by a rule that is no guarantee"
     return (
         f"{privacy['algorithm']}: {published_words(privacy).formula} gives ε = {epsilon_text(value)}, {fault}. Do not "
         f"quote it: what is guaranteed is ε = {epsilon_text(ours)}."
@@ -289,7 +298,7 @@ def _ledger(privacy: Mapping) -> Section:
         (
             f"{sum(e['count'] for e in ledger):,} events. The noise multiplier is the noise's standard deviation "
             f"over the most that one {_unit(privacy)} can change; releases computed from the same sample are one "
-            "event, whose multiplier is smaller than each one's. " + recomputed(privacy),
+            "event, whose multiplier is no larger than any of theirs. " + recomputed(privacy),
         ),
         ("event", "times", "sampling rate", "noise multiplier"),
         tuple(map(_ledger_row, rows)),

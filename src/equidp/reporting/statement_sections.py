@@ -108,7 +108,7 @@ def tuning(privacy: Mapping) -> Section | None:
             "and nothing of the other trials is shown. The ε above covers choice and model.",
             f"Person C, whose {unit_noun(held['unit'])} is in the validation part (adjacency: {held['adjacency']}), is "
             f"protected by ε = {epsilon_text(held['epsilon'])} at δ = {delta_text(held['delta'])}, for the choice and "
-            "the figures of the chosen trial. Nobody is in two parts.",
+            f"the figures of the chosen trial. No {unit_noun(held['unit'])} is in two parts.",
         ),
     )
 

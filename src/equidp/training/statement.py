@@ -20,7 +20,8 @@ from equidp.parameters import DataSettings, PrivacySettings, TrainingSettings
 
 REPEATED = (
     "The run was interrupted. Steps since its last checkpoint were taken again, with other noise, and both count: ε is "
-    "larger than of a run without a break."
+    "larger than of a run without a break. It holds if neither the break nor the decision to go on followed from what "
+    "the run had shown."
 )
 
 
@@ -101,6 +102,7 @@ def privacy_statement(
         **({"test_records_decide": True} if algorithm.acceptance.on_test else {}),
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": _assumptions(algorithm, plan, privacy, membership, declared=declared),
+        **({} if accounted.run == accounted.planned else {"steps_repeated": True}),
         "notes": [] if accounted.run == accounted.planned else [REPEATED],
     }
 
@@ -140,9 +142,13 @@ def _exposed(algorithm: Algorithm, plan: Plan) -> str:
     return " or ".join(part for part, looked_at in parts.items() if looked_at)
 
 
-def membership_facts(membership: Membership | None) -> dict[str, str] | None:
-    """How the training part was drawn, and by which public key, as in privacy.json."""
-    return None if membership is None else {"how": membership.how, "key": membership.key}
+def membership_facts(membership: Membership | None) -> dict[str, str | bool] | None:
+    """How the training part was drawn, and by which public key, as in privacy.json; `given`: the test part was not."""
+    if membership is None:
+        return None
+    # of the provider's split `how` says it
+    given = {"given": True} if membership.given and membership.how == "hash" else {}
+    return {"how": membership.how, "key": membership.key, **given}
 
 
 def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any]:

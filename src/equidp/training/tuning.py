@@ -60,7 +60,7 @@ from equidp.evaluation.noised import Cells, known_large, overall
 from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import Settings, varied
 from equidp.training.planning import plan_of
-from equidp.training.statement import added_or_removed
+from equidp.training.statement import REPEATED, added_or_removed
 
 VARIED = ("training", "model")
 """Blocks whose settings a grid may vary, beside the algorithm's own."""
@@ -184,6 +184,7 @@ def tuned_statement(
         "target_epsilon_as": None if target is None else "sound",
         "trade_off": None if curve is None else curve.to_dict(),
         "charged": [event.to_dict() for event in charged],
+        **({"steps_repeated": True} if more else {}),
         "tuning": {
             "score": settings.tune.score,
             "grid": settings.tune.values,
@@ -203,7 +204,7 @@ def tuned_statement(
             },
         },
         "assumptions": [*privacy["assumptions"][:-2], _split(privacy, tuning), _assumed(tuning)],
-        "notes": [*privacy["notes"], _note(tuning, privacy["epsilon"])],
+        "notes": [*([REPEATED] if more else []), _note(tuning, privacy["epsilon"])],
     }
 
 

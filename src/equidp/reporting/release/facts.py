@@ -36,7 +36,7 @@ STATEMENT = (
     "sampling_rate", "unit", "records", "records_declared", "public_records", "expected_batch_size", "steps", "epochs",
     "groups", "ledger", "filter_order", "filter_total", "charged", "accepted_steps", "releases", "secure", "seed",
     "trials", "epsilon_replace_one", "trade_off", "membership", "assumptions", "notes",
-    "test_records_decide", "diagnostics_published", "evaluation", "tuning",
+    "steps_repeated", "test_records_decide", "diagnostics_published", "evaluation", "tuning",
 )  # fmt: skip
 """Keys of `privacy.json` that go out: all that `training.statement` writes, and all that its readers look for."""
 
@@ -51,8 +51,9 @@ RELEASED = (*dict.fromkeys((*METRICS, *FIGURES)),)
 COMPARED = ("group", "accuracy", "difference", "interval")
 """What goes out of a worst group, a gap and a disparity."""
 
-MEMBERSHIP = ("how", "key")
-"""Keys of the statement's `membership` that go out: how the training part was drawn, and by which public key."""
+MEMBERSHIP = ("how", "key", "given")
+"""Keys of the statement's `membership` that go out: how the training part was drawn, by which public key, and that the
+data name the test part, where they do."""
 
 SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mean", "sd", "vocabulary", "words",
     "tokenizer", "task", "targets", "bounds")  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from equidp.data.sources import unit_named, unit_noun
-from equidp.reporting.privacy_report import recomputed
+from equidp.reporting.privacy_report import but_repeated, recomputed
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
 from equidp.reporting.statement_sections import delta_text, epsilon_text
@@ -150,7 +150,8 @@ def unprotected(facts: Facts) -> Line:
     if privacy.get("records_declared"):
         size = f"the declared number of training {units}"
     elif (privacy.get("membership") or {}).get("how") == "hash":
-        size = f"the number of {units} in the table, and so the expected number of training {units}"
+        where = "the provider's training part" if privacy["membership"].get("given") else "the table"
+        size = f"the number of {units} in {where}, and so the expected number of training {units}"
     else:
         size = f"the number of training {units}"
     quantities = [
@@ -193,9 +194,14 @@ def accounting(facts: Facts) -> Line:
     if "law" in (privacy.get("trials") or {}):
         how = "that of the choice among a random number of trials and of the chosen model, by Rényi DP"
     elif privacy.get("epsilon_fixed_before_training", True):
-        how = "the smaller of Rényi DP and privacy loss distributions over all events, which were fixed before training"
+        how = (
+            "the smaller of Rényi DP and privacy loss distributions over all events, which were fixed before training"
+            f"{but_repeated(privacy)}"
+        )
     else:
-        how = "that of a cap or a budget fixed before training, as the events depended on outputs"
+        how = (
+            f"that of a cap or a budget fixed before training{but_repeated(privacy)}, as the events depended on outputs"
+        )
     return Line(
         "accounting",
         "Accounting",
@@ -272,7 +278,8 @@ def randomness(facts: Facts) -> Line:
     secure = bool(facts.privacy.get("secure"))
     text = (
         "A cryptographic generator under a key of the operating system that was never stored. No seed exists. "
-        "Values and noise are added on a public grid, which withstands floating-point attacks."
+        "Values and noise are added on a public grid, so that no digit of what is released tells how their sum was "
+        "rounded. The exact sums are formed in float32 before that, and ε does not count how these were rounded."
         if secure
         else "An ordinary generator with a seed, without protection against floating-point attacks: ε does not hold "
         "against whoever recomputes the noise."
