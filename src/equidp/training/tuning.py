@@ -2,7 +2,8 @@
 
 A trial draws settings uniformly from the grid, trains on the training part, and scores the model by a noised histogram
 of the validation part. Its output is settings, model and histogram. K trials run, K drawn from a declared law; of the
-one with the best score everything is released, of the others nothing, K included.
+one with the best score everything is released, of the others nothing, K included. Nor is the chosen one's number: all
+trials of a secure run start from the same weights, as a trained model shows what it started from.
 
 *A training record.* The settings have the same law for any data, and the histogram is computed from the model and from
 other records. So a trial's divergence is at most the largest of the grid's trainings' (a mixture with a known label has
