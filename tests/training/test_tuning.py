@@ -459,6 +459,15 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
         ({"data": {"membership": "strata"}}, "data.membership=hash"),
         ({"training": {"device": "cpu", "devices": 2}}, "leave training.devices out"),
         ({"tune": {"grid": {"training": {"devices": [1, 2]}}}}, "leave training.devices out"),
+        (
+            {"model": {"name": "scatter_linear"}, "tune": {"grid": {"model": {"options": {"scales": [1, 2]}}}}},
+            r"model\.options\.scales=1 a model needs other features than model\.name=scatter_linear as it is set",
+        ),
+        (
+            {"model": {"name": "scatter_linear"}, "tune": {"grid": {"model": {"name": ["logistic", "mlp"]}}}},
+            r"model\.name=logistic a model needs other features",
+        ),
+        ({"tune": {"grid": {"model": {"name": ["logistic", "bilstm"]}}}}, "Model BiLstm takes text features"),
         ({"algorithm": "sa_dpsgd", "sa_dpsgd": {"options": {"energy": "test"}}}, "an energy of test records"),
         ({"algorithm": "dpis", "tune": {"grid": {"training": {"epochs": [1]}}}}, "its events must be fixed before"),
         (

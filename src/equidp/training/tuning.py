@@ -59,7 +59,9 @@ from equidp.errors import EquidpError, refuse_unknown
 from equidp.evaluation.histogram import Noised, figures_event, sensitivity, tables
 from equidp.evaluation.noised import Cells, known_large, overall
 from equidp.mechanism.algorithm import Algorithm
+from equidp.models import model_features
 from equidp.parameters import Settings, varied
+from equidp.training.networks import make_model
 from equidp.training.planning import plan_of
 from equidp.training.statement import added_or_removed
 
@@ -115,12 +117,14 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
     """Fix grid, noise and ε; of the training part, without the validation part, only public sizes are used.
 
     Raises:
-        EquidpError: no law of the number of trials, a grid that cannot be trained, or a target that cannot be met.
+        EquidpError: no law of the number of trials, a grid that cannot be trained, a model that does not fit the
+            records, or a target that cannot be met.
     """
     _refuse_untunable(settings)
     combinations = _combinations(settings)
     if settings.tune.exact:
         alone = tuple(_point(changes, train, settings) for changes in combinations)
+        _refuse_unfit_models(alone, train, settings)
         every = merged(event for of in alone for event in of.settings.algorithm(settings.audited).events(of.plan))
         return Tuning(alone, every, None, settings.privacy.trials)
     first, *others = combinations
@@ -132,6 +136,7 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
     like = dataclasses.replace(settings, privacy=given)  # no target is solved for: the reference's divergences are
     within = partial(_within, name=settings.audited, reference=reference, orders=trials.orders, known={})
     points = (point, *(within(_point(changes, train, like)) for changes in others))
+    _refuse_unfit_models(points, train, settings)
     event = figures_event(settings.tune.epsilon, settings.privacy.delta, settings.privacy.trials)
     limited = (dataclasses.replace(of, plan=dataclasses.replace(of.plan, trials=trials)) for of in points)
     return Tuning(tuple(limited), reference, event, settings.privacy.trials)
@@ -345,8 +350,26 @@ def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Po
     of = varied(settings, changes)
     if of.training.devices != 1:  # in a grid, too
         raise EquidpError("tune trains in one process: leave training.devices out.")
+    if _mapped(settings) not in (None, _mapped(of)):  # else the chosen model would name a map that it never saw
+        asked = ", ".join(f"{setting}={value}" for setting, value in changes.items())
+        raise EquidpError(
+            f"tune: with {asked} a model needs other features than model.name={settings.model.name} as it is set, and "
+            "these are computed once, before the first trial: leave it out, or tune each on its own and add up the ε."
+        )
     _refuse_algorithm(of.algorithm(settings.audited), settings.audited)
     return Point(changes, of, plan_of(settings.audited, train, of))
+
+
+def _refuse_unfit_models(points: Sequence[Point], train: Records, settings: Settings) -> None:
+    """Build every model of the grid once: one that does not fit would end the tuning in a trial, all of it charged."""
+    name = settings.audited
+    for of in {repr(point.settings.model): point.settings for point in points}.values():
+        make_model(train.schema, of.model, of.algorithm(name), of.seed)
+
+
+def _mapped(settings: Settings) -> tuple[str, dict[str, Any]] | None:
+    """The fixed map whose features the model trains on; None of records as they are."""
+    return model_features(settings.model.name, settings.model.options)
 
 
 def _within(
