@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from dataclasses import replace
@@ -28,7 +29,7 @@ from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.tune import nodes
 from equidp.training import TrainingRequest
 from equidp.training.checkpoint import Checkpointer
-from equidp.training.tuning import beyond_plan, plan_tuning, score
+from equidp.training.tuning import beyond_plan, plan_tuning, score, tuned_statement
 
 DELTA, ORDERS = 1e-5, np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 64), [128.0, 256, 512, 1024]])
 
@@ -305,6 +306,21 @@ def test_what_a_trial_was_charged_beyond_its_plan_is_told(tmp_path: Any, digits:
     assert beyond_plan(point.plan, given, "dpsgd", [event]) == ()
     again = Event(event.sampling_rate, event.noise_multiplier, event.count + 2)
     assert beyond_plan(point.plan, given, "dpsgd", [again]) == (Event(event.sampling_rate, event.noise_multiplier, 2),)
+
+
+def test_a_file_that_a_grid_names_is_told_without_its_folder(tmp_path: Any, digits: Any) -> None:
+    """The statement goes out with the model."""
+    first, second = (str(tmp_path / name) for name in ("one.safetensors", "other.safetensors"))
+    made = {"name": "resnet_finetune", "options": {"weights": first}}
+    given = settings(tmp_path, model=made, tune={"grid": {"model": {"options": {"weights": [first, second]}}}})
+    planned = plan_tuning(parts(digits, plain := settings(tmp_path)).train, plain)
+    chosen = replace(planned.points[0], changes={"model.options.weights": second}, settings=given)
+    membership = {"how": "hash", "key": "seed=0"}
+    trained = {"epsilon": 1.0, "epsilon_published": {}, "assumptions": [], "notes": [], "unit": "record"}
+    told = tuned_statement(trained | {"membership": membership}, replace(planned, points=(chosen,)), given, chosen, [])
+    assert told["tuning"]["grid"] == {"model.options.weights": ["one.safetensors", "other.safetensors"]}
+    assert told["tuning"]["chosen"] == {"model.options.weights": "other.safetensors"}
+    assert str(tmp_path) not in json.dumps(told)
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -41,6 +41,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -59,7 +60,7 @@ from equidp.errors import EquidpError, refuse_unknown
 from equidp.evaluation.histogram import Noised, figures_event, sensitivity, tables
 from equidp.evaluation.noised import Cells, known_large, overall
 from equidp.mechanism.algorithm import Algorithm
-from equidp.models import model_features
+from equidp.models import MODELS, model_features
 from equidp.parameters import Settings, varied
 from equidp.training.networks import make_model
 from equidp.training.planning import plan_of
@@ -179,6 +180,8 @@ def tuned_statement(
     accounted = Accounted(plan, charged, charged, None)
     epsilon, curve = accounted.epsilon(), accounted.trade_off()
     target = None if settings.tune.exact else settings.privacy.epsilon  # there it is each training's alone
+    paths = {f"model.options.{name}" for of in tuning.points for name in MODELS[of.settings.model.name].Options.paths}
+    shown = {name: _named_alone(of) if name in paths else of for name, of in settings.tune.values.items()}
     return {
         **privacy,
         "epsilon": epsilon.value,
@@ -192,10 +195,10 @@ def tuned_statement(
         "charged": [event.to_dict() for event in charged],
         "tuning": {
             "score": settings.tune.score,
-            "grid": settings.tune.values,
+            "grid": shown,
             "box": settings.tune.ranges,
             "points": len(tuning.points),
-            "chosen": dict(chosen.changes),
+            "chosen": {name: _named_alone([of])[0] if name in paths else of for name, of in chosen.changes.items()},
             "exact": settings.tune.exact,
             "validation": tuning.score_event
             and {
@@ -211,6 +214,12 @@ def tuned_statement(
         "assumptions": [*privacy["assumptions"][:-2], _split(privacy, tuning), _assumed(tuning)],
         "notes": [*privacy["notes"], _note(tuning, privacy["epsilon"])],
     }
+
+
+def _named_alone(places: Sequence[Any]) -> list[str]:
+    """Files and folders by their names, as a model's card has them: the statement goes out, and a path does not."""
+    parts = (str(place).rpartition(":") for place in places)  # `hf:<folder>`
+    return [f"{library}{colon}{Path(path).name}" for library, colon, path in parts]
 
 
 def _split(privacy: Mapping[str, Any], tuning: Tuning) -> str:
