@@ -29,6 +29,7 @@ from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.tune import nodes
 from equidp.training import TrainingRequest
 from equidp.training.checkpoint import Checkpointer
+from equidp.training.statement import REPEATED
 from equidp.training.tuning import beyond_plan, plan_tuning, score, tuned_statement
 
 DELTA, ORDERS = 1e-5, np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 64), [128.0, 256, 512, 1024]])
@@ -321,6 +322,27 @@ def test_a_file_that_a_grid_names_is_told_without_its_folder(tmp_path: Any, digi
     assert told["tuning"]["grid"] == {"model.options.weights": ["one.safetensors", "other.safetensors"]}
     assert told["tuning"]["chosen"] == {"model.options.weights": "other.safetensors"}
     assert str(tmp_path) not in json.dumps(told)
+
+
+def test_no_statement_tells_whether_the_chosen_trial_was_the_one_that_was_interrupted(
+    tmp_path: Any, digits: Any
+) -> None:
+    """Who knows when a tuning was interrupted would know the trial's number."""
+    planned = plan_tuning(parts(digits, given := settings(tmp_path)).train, given)
+    (event,), again = planned.reference, Event(0.5, 2.0, 3)
+    facts = {"epsilon": 1.0, "epsilon_published": {}, "assumptions": [], "unit": "record"}
+    facts |= {"membership": {"how": "hash", "key": "seed=0"}}
+    told = [
+        tuned_statement(
+            facts | {"ledger": [one.to_dict() for one in ledger], "notes": notes},
+            planned, given, planned.points[0], [again],
+        )
+        for ledger, notes in (([event], []), ([event, again], [REPEATED]))
+    ]  # fmt: skip
+    assert told[0] == told[1]
+    assert told[0]["ledger"] == [event.to_dict()]
+    assert again.to_dict() in told[0]["charged"]
+    assert REPEATED in told[0]["notes"]
 
 
 @pytest.mark.parametrize("secure", [False, True])

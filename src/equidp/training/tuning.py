@@ -64,7 +64,7 @@ from equidp.models import MODELS, model_features
 from equidp.parameters import Settings, varied
 from equidp.training.networks import make_model
 from equidp.training.planning import plan_of
-from equidp.training.statement import added_or_removed
+from equidp.training.statement import REPEATED, added_or_removed
 
 VARIED = ("training", "model")
 """Blocks whose settings a grid may vary, beside the algorithm's own."""
@@ -174,7 +174,10 @@ def beyond_plan(plan: Plan, settings: Settings, algorithm: str, ledger: Sequence
 def tuned_statement(
     privacy: Mapping[str, Any], tuning: Tuning, settings: Settings, chosen: Point, more: Sequence[Event]
 ) -> dict[str, Any]:
-    """privacy.json of the chosen model: the trial's own, with the ε of choice and model in the place of its own."""
+    """privacy.json of the chosen model: the trial's own, with the ε of choice and model in the place of its own.
+
+    Whether it was this trial that an interruption made repeat steps stays untold, as it would tell the trial's number.
+    """
     charged = merged((*tuning.reference, *more))
     plan = chosen.plan
     accounted = Accounted(plan, charged, charged, None)
@@ -192,6 +195,7 @@ def tuned_statement(
         "target_epsilon": target,
         "target_epsilon_as": None if target is None else "sound",
         "trade_off": None if curve is None else curve.to_dict(),
+        "ledger": [event.to_dict() for event in merged(chosen.settings.algorithm(settings.audited).events(plan))],
         "charged": [event.to_dict() for event in charged],
         "tuning": {
             "score": settings.tune.score,
@@ -212,7 +216,11 @@ def tuned_statement(
             },
         },
         "assumptions": [*privacy["assumptions"][:-2], _split(privacy, tuning), _assumed(tuning)],
-        "notes": [*privacy["notes"], _note(tuning, privacy["epsilon"])],
+        "notes": [
+            *(note for note in privacy["notes"] if note != REPEATED),
+            *([REPEATED] if more else []),
+            _note(tuning, privacy["epsilon"]),
+        ],
     }
 
 
