@@ -314,3 +314,16 @@ def test_where_the_length_follows_from_releases_the_plan_and_what_was_charged_co
     trainer = interrupted("sa_dpsgd", 10, public=public, options=options)
     both = (*trainer.algorithm.events(trainer.plan), *trainer.ledger.events)
     assert spent(trainer) == epsilon(both, trainer.plan.delta).value
+
+
+def test_planning_another_run_seeds_no_generator_that_a_run_of_this_process_draws_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever knows the seed would foretell what a secure run drops; the generators of GPUs, too, are all alike."""
+    seeded, before = list[int](), torch.get_rng_state()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    privacy = PrivacySettings(noise_multiplier=1.5, delta=1e-4, secure=True)
+    training = TrainingSettings(epochs=2, batch_size=60, learning_rate=0.5)
+    plan_run(algorithm_settings("dpsgd_f").build(), units=300, groups=2, privacy=privacy, training=training)
+    assert not seeded
+    assert torch.equal(torch.get_rng_state(), before)
