@@ -240,6 +240,18 @@ def test_nobody_can_foretell_dropout_but_of_a_seeded_run_anybody() -> None:
     assert not torch.equal(drawn(7), drawn(8))
 
 
+@pytest.mark.parametrize("secure", [True, False])
+@pytest.mark.parametrize("taken", [lambda trainer: trainer.run_steps(1), lambda trainer: trainer.train(progress=False)])
+def test_whoever_seeds_torch_later_cannot_foretell_what_a_secure_run_drops(taken: Any, secure: bool) -> None:
+    """Another trainer of the same process does, and so may a loop."""
+    model = nn.Sequential(nn.Linear(4, 20), nn.Dropout(0.5), nn.Linear(20, 2))
+    trainer = make_private(model, (FEATURES, LABELS), LOSS, **ASKED, seed=None if secure else 3)
+    make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
+    known = torch.initial_seed()
+    taken(trainer)
+    assert (torch.initial_seed() != known) == secure
+
+
 def test_what_is_called_after_an_epoch_need_not_return_columns() -> None:
     seen: list[float] = []
     trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
