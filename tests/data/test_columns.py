@@ -128,6 +128,11 @@ def test_a_whole_number_beyond_every_float_is_refused_in_a_sentence(number: int)
         numbers(pd.Series([3, number], name="age", dtype=object), 0, 90, "there")
 
 
+def test_a_number_with_an_imaginary_part_is_refused_and_not_cut() -> None:
+    with pytest.raises(EquidpError, match=r"^there, row 1 .*'age': .*1j.* is not a number; give a number from 0 to 90"):
+        numbers(pd.Series([3, 45 + 1j], name="age", dtype=object), 0, 90, "there")
+
+
 def test_of_a_value_of_a_million_signs_the_beginning_is_told() -> None:
     column = pd.Series(["a", "x" * 1_000_000], name="work")
     with pytest.raises(EquidpError, match=r"… \(1,000,000 signs\)'\. Valid: a, b\.$") as refused:

@@ -209,6 +209,10 @@ def test_a_missing_text_is_no_review_and_no_rows_are_no_scores(tmp_path: Path) -
         assert found.iloc[:, 0].notna().tolist() == [True, False]
         assert "row 1 of those sent (the first is 0), column 'text': the text is missing" in found["reason"][1]
     assert score(pd.DataFrame({"text": []})).shape == (0, 2)
+    for value in (b"a good film", ["a", "good", "film"], {"review": "good"}):  # words of its spelling would be scored
+        found = score(pd.DataFrame({"text": ["a good film", value]}))
+        assert found.iloc[:, 0].notna().tolist() == [True, False]
+        assert found["reason"][1].endswith("is no text; give the review as text.")
 
 
 def test_a_column_that_is_there_twice_is_refused(table) -> None:

@@ -242,6 +242,18 @@ def test_nobody_can_foretell_dropout_but_of_a_seeded_run_anybody() -> None:
     assert not torch.equal(drawn(7), drawn(8))
 
 
+@pytest.mark.parametrize("secure", [True, False])
+@pytest.mark.parametrize("taken", [lambda trainer: trainer.run_steps(1), lambda trainer: trainer.train(progress=False)])
+def test_whoever_seeds_torch_later_cannot_foretell_what_a_secure_run_drops(taken: Any, secure: bool) -> None:
+    """Another trainer of the same process does, and so may a loop."""
+    model = nn.Sequential(nn.Linear(4, 20), nn.Dropout(0.5), nn.Linear(20, 2))
+    trainer = make_private(model, (FEATURES, LABELS), LOSS, **ASKED, seed=None if secure else 3)
+    make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
+    known = torch.initial_seed()
+    taken(trainer)
+    assert (torch.initial_seed() != known) == secure
+
+
 def test_what_is_called_after_an_epoch_need_not_return_columns() -> None:
     seen: list[float] = []
     trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
@@ -316,3 +328,16 @@ def test_where_the_length_follows_from_releases_the_plan_and_what_was_charged_co
     trainer = interrupted("sa_dpsgd", 10, public=public, options=options)
     both = (*trainer.algorithm.events(trainer.plan), *trainer.ledger.events)
     assert spent(trainer) == epsilon(both, trainer.plan.delta).value
+
+
+def test_planning_another_run_seeds_no_generator_that_a_run_of_this_process_draws_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever knows the seed would foretell what a secure run drops; the generators of GPUs, too, are all alike."""
+    seeded, before = list[int](), torch.get_rng_state()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    privacy = PrivacySettings(noise_multiplier=1.5, delta=1e-4, secure=True)
+    training = TrainingSettings(epochs=2, batch_size=60, learning_rate=0.5)
+    plan_run(algorithm_settings("dpsgd_f").build(), units=300, groups=2, privacy=privacy, training=training)
+    assert not seeded
+    assert torch.equal(torch.get_rng_state(), before)

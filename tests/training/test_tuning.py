@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from dataclasses import replace
@@ -28,7 +29,8 @@ from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.tune import nodes
 from equidp.training import TrainingRequest
 from equidp.training.checkpoint import Checkpointer
-from equidp.training.tuning import beyond_plan, plan_tuning, score
+from equidp.training.statement import REPEATED
+from equidp.training.tuning import beyond_plan, plan_tuning, score, tuned_statement
 
 pytestmark = pytest.mark.usefixtures("coarse")
 
@@ -309,6 +311,42 @@ def test_what_a_trial_was_charged_beyond_its_plan_is_told(tmp_path: Any, digits:
     assert beyond_plan(point.plan, given, "dpsgd", [again]) == (Event(event.sampling_rate, event.noise_multiplier, 2),)
 
 
+def test_a_file_that_a_grid_names_is_told_without_its_folder(tmp_path: Any, digits: Any) -> None:
+    """The statement goes out with the model."""
+    first, second = (str(tmp_path / name) for name in ("one.safetensors", "other.safetensors"))
+    made = {"name": "resnet_finetune", "options": {"weights": first}}
+    given = settings(tmp_path, model=made, tune={"grid": {"model": {"options": {"weights": [first, second]}}}})
+    planned = plan_tuning(parts(digits, plain := settings(tmp_path)).train, plain)
+    chosen = replace(planned.points[0], changes={"model.options.weights": second}, settings=given)
+    membership = {"how": "hash", "key": "seed=0"}
+    trained = {"epsilon": 1.0, "epsilon_published": {}, "assumptions": [], "notes": [], "unit": "record"}
+    told = tuned_statement(trained | {"membership": membership}, replace(planned, points=(chosen,)), given, chosen, [])
+    assert told["tuning"]["grid"] == {"model.options.weights": ["one.safetensors", "other.safetensors"]}
+    assert told["tuning"]["chosen"] == {"model.options.weights": "other.safetensors"}
+    assert str(tmp_path) not in json.dumps(told)
+
+
+def test_no_statement_tells_whether_the_chosen_trial_was_the_one_that_was_interrupted(
+    tmp_path: Any, digits: Any
+) -> None:
+    """Who knows when a tuning was interrupted would know the trial's number."""
+    planned = plan_tuning(parts(digits, given := settings(tmp_path)).train, given)
+    (event,), again = planned.reference, Event(0.5, 2.0, 3)
+    facts = {"epsilon": 1.0, "epsilon_published": {}, "assumptions": [], "unit": "record"}
+    facts |= {"membership": {"how": "hash", "key": "seed=0"}}
+    told = [
+        tuned_statement(
+            facts | {"ledger": [one.to_dict() for one in ledger], "notes": notes},
+            planned, given, planned.points[0], [again],
+        )
+        for ledger, notes in (([event], []), ([event, again], [REPEATED]))
+    ]  # fmt: skip
+    assert told[0] == told[1]
+    assert told[0]["ledger"] == [event.to_dict()]
+    assert again.to_dict() in told[0]["charged"]
+    assert REPEATED in told[0]["notes"]
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_trial_of_a_secure_tuning_prints_nothing_as_who_counts_would_know_their_number(
     tmp_path: Any, digits: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture, secure: bool
@@ -463,6 +501,15 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
         ({"data": {"membership": "strata"}}, "data.membership=hash"),
         ({"training": {"device": "cpu", "devices": 2}}, "leave training.devices out"),
         ({"tune": {"grid": {"training": {"devices": [1, 2]}}}}, "leave training.devices out"),
+        (
+            {"model": {"name": "scatter_linear"}, "tune": {"grid": {"model": {"options": {"scales": [1, 2]}}}}},
+            r"model\.options\.scales=1 a model needs other features than model\.name=scatter_linear as it is set",
+        ),
+        (
+            {"model": {"name": "scatter_linear"}, "tune": {"grid": {"model": {"name": ["logistic", "mlp"]}}}},
+            r"model\.name=logistic a model needs other features",
+        ),
+        ({"tune": {"grid": {"model": {"name": ["logistic", "bilstm"]}}}}, "Model BiLstm takes text features"),
         ({"algorithm": "sa_dpsgd", "sa_dpsgd": {"options": {"energy": "test"}}}, "an energy of test records"),
         ({"algorithm": "dpis", "tune": {"grid": {"training": {"epochs": [1]}}}}, "its events must be fixed before"),
         (

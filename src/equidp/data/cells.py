@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import sys
@@ -262,15 +263,19 @@ def numbers(
 
 def as_numbers(column: pd.Series) -> np.ndarray:
     """The column as float64 `[N]`, NaN where a cell is no number."""
-    try:
+    read = None
+    with contextlib.suppress(OverflowError):  # of a whole number beyond every float
         read = pd.to_numeric(column, errors="coerce")
-    except OverflowError:  # a whole number beyond every float
+    if read is None or read.dtype.kind == "c":
         read = pd.to_numeric(_each(column, lambda value: None if _beyond(value) else value), errors="coerce")
     return read.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _beyond(value: object) -> bool:
-    return isinstance(value, int) and value.bit_length() > sys.float_info.max_exp
+    """Whether a float would not hold it: too large, or with an imaginary part, which would be left out in silence."""
+    return isinstance(value, complex | np.complexfloating) or (
+        isinstance(value, int) and value.bit_length() > sys.float_info.max_exp
+    )
 
 
 def with_points(column: pd.Series, decimal: str, thousands: str, where: str) -> pd.Series:

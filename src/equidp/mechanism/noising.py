@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from equidp.gradients.precision import refuse_around
 from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
+from equidp.system.threads import GLOBAL_RANDOM
 
 if TYPE_CHECKING:
     from equidp.mechanism.recorded import Padded
@@ -31,6 +33,19 @@ class Noising(Looking):
     _event: Callable[..., Event]
     _release_steps: range
     _side_noise: tuple[float, float] | None
+
+    def seed_unforeseen(self) -> None:
+        """Where the run has no seed, let nobody foretell what its model draws: torch's generators are everybody's.
+
+        Another trainer of this process, or a loop's own `torch.manual_seed`, may have seeded them since.
+        """
+        if self.random.repeatable:
+            return
+        seed, device = secrets.randbits(63), self.population.device
+        with GLOBAL_RANDOM:
+            torch.random.default_generator.manual_seed(seed)  # a hundredth of the time that `torch.manual_seed` takes
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
 
     def charge(self, segment: Segment) -> None:
         """Enter the next step's event.

@@ -173,6 +173,7 @@ class Trainer(Noising):
         Raises:
             EquidpError: for steps beyond the plan's.
         """
+        self.seed_unforeseen()
         for _ in range(count):
             if self.steps_done >= self.plan.steps:
                 raise EquidpError(
@@ -213,6 +214,7 @@ class Trainer(Noising):
     @one_at_a_time
     def _epoch(self, epoch: int, segments: list[Segment], on_step: OnStep | None = None) -> dict[str, float]:
         self.engine.train()
+        self.seed_unforeseen()
         self.begin_epoch(epoch)
         for segment in segments:
             if self.finished:

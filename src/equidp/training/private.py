@@ -67,7 +67,7 @@ def make_private(
 
     The plan, its noise, the Poisson batches, the ledger and the random streams are made to fit each other; ε is
     `spent(trainer)`. Torch's global generator, from which dropout draws, is seeded anew: where masks can be foretold, a
-    record more shifts those of others. So do not seed it afterwards.
+    record more shifts those of others. So do not seed it within an epoch.
 
     Args:
         model: any module whose records do not mix; attention and recurrence are rewritten (`rewritten`). Where two

@@ -196,10 +196,12 @@ def _kept(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise:
     noised, answers = _noised(side, first, plan)[1], list[dict[str, Tensor]]()
     for size in (0, 1, 2, CROWD):
         norms, groups = torch.linspace(size, 0, size), torch.arange(size) % plan.groups
-        with torch.random.fork_rng(devices=[]):  # what is made of a noised value may be drawn
-            torch.manual_seed(0)
+        # what is made of a noised value may be drawn, on the CPU: `torch.manual_seed` would reach the GPUs' generators
+        # too, from which a secure run in this process may draw what nobody is to foretell (dropout)
+        with torch.random.fork_rng(devices=[]):
+            torch.random.default_generator.manual_seed(0)
             side.statistic(norms, groups, first, plan)
-            torch.manual_seed(0)
+            torch.random.default_generator.manual_seed(0)
             later, now = side.consequences(noised.clone(), dict(first), dict(first), facts)
         charged = {"sensitivity": side.sensitivity(), "noise": side.noise(plan)}
         charged["joint_noise"] = side.joint_noise(rule, plan, noise)

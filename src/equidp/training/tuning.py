@@ -2,7 +2,8 @@
 
 A trial draws settings uniformly from the grid, trains on the training part, and scores the model by a noised histogram
 of the validation part. Its output is settings, model and histogram. K trials run, K drawn from a declared law; of the
-one with the best score everything is released, of the others nothing, K included.
+one with the best score everything is released, of the others nothing, K included. Nor is the chosen one's number: all
+trials of a secure run start from the same weights, as a trained model shows what it started from.
 
 *A training record.* The settings have the same law for any data, and the histogram is computed from the model and from
 other records. So a trial's divergence is at most the largest of the grid's trainings' (a mixture with a known label has
@@ -40,6 +41,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -58,7 +60,9 @@ from equidp.errors import EquidpError, refuse_unknown
 from equidp.evaluation.histogram import Noised, figures_event, sensitivity, tables
 from equidp.evaluation.noised import Cells, known_large, overall
 from equidp.mechanism.algorithm import Algorithm
+from equidp.models import MODELS, model_features
 from equidp.parameters import Settings, varied
+from equidp.training.networks import make_model
 from equidp.training.planning import plan_of
 from equidp.training.statement import REPEATED, added_or_removed
 
@@ -114,12 +118,14 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
     """Fix grid, noise and ε; of the training part, without the validation part, only public sizes are used.
 
     Raises:
-        EquidpError: no law of the number of trials, a grid that cannot be trained, or a target that cannot be met.
+        EquidpError: no law of the number of trials, a grid that cannot be trained, a model that does not fit the
+            records, or a target that cannot be met.
     """
     _refuse_untunable(settings)
     combinations = _combinations(settings)
     if settings.tune.exact:
         alone = tuple(_point(changes, train, settings) for changes in combinations)
+        _refuse_unfit_models(alone, train, settings)
         every = merged(event for of in alone for event in of.settings.algorithm(settings.audited).events(of.plan))
         return Tuning(alone, every, None, settings.privacy.trials)
     first, *others = combinations
@@ -131,6 +137,7 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
     like = dataclasses.replace(settings, privacy=given)  # no target is solved for: the reference's divergences are
     within = partial(_within, name=settings.audited, reference=reference, orders=trials.orders, known={})
     points = (point, *(within(_point(changes, train, like)) for changes in others))
+    _refuse_unfit_models(points, train, settings)
     event = figures_event(settings.tune.epsilon, settings.privacy.delta, settings.privacy.trials)
     limited = (dataclasses.replace(of, plan=dataclasses.replace(of.plan, trials=trials)) for of in points)
     return Tuning(tuple(limited), reference, event, settings.privacy.trials)
@@ -167,12 +174,17 @@ def beyond_plan(plan: Plan, settings: Settings, algorithm: str, ledger: Sequence
 def tuned_statement(
     privacy: Mapping[str, Any], tuning: Tuning, settings: Settings, chosen: Point, more: Sequence[Event]
 ) -> dict[str, Any]:
-    """privacy.json of the chosen model: the trial's own, with the ε of choice and model in the place of its own."""
+    """privacy.json of the chosen model: the trial's own, with the ε of choice and model in the place of its own.
+
+    Whether it was this trial that an interruption made repeat steps stays untold, as it would tell the trial's number.
+    """
     charged = merged((*tuning.reference, *more))
     plan = chosen.plan
     accounted = Accounted(plan, charged, charged, None)
     epsilon, curve = accounted.epsilon(), accounted.trade_off()
     target = None if settings.tune.exact else settings.privacy.epsilon  # there it is each training's alone
+    paths = {f"model.options.{name}" for of in tuning.points for name in MODELS[of.settings.model.name].Options.paths}
+    shown = {name: _named_alone(of) if name in paths else of for name, of in settings.tune.values.items()}
     return {
         **privacy,
         "epsilon": epsilon.value,
@@ -183,14 +195,15 @@ def tuned_statement(
         "target_epsilon": target,
         "target_epsilon_as": None if target is None else "sound",
         "trade_off": None if curve is None else curve.to_dict(),
+        "ledger": [event.to_dict() for event in merged(chosen.settings.algorithm(settings.audited).events(plan))],
         "charged": [event.to_dict() for event in charged],
         **({"steps_repeated": True} if more else {}),
         "tuning": {
             "score": settings.tune.score,
-            "grid": settings.tune.values,
+            "grid": shown,
             "box": settings.tune.ranges,
             "points": len(tuning.points),
-            "chosen": dict(chosen.changes),
+            "chosen": {name: _named_alone([of])[0] if name in paths else of for name, of in chosen.changes.items()},
             "exact": settings.tune.exact,
             "validation": tuning.score_event
             and {
@@ -204,8 +217,18 @@ def tuned_statement(
             },
         },
         "assumptions": [*privacy["assumptions"][:-2], _split(privacy, tuning), _assumed(tuning)],
-        "notes": [*([REPEATED] if more else []), _note(tuning, privacy["epsilon"])],
+        "notes": [
+            *(note for note in privacy["notes"] if note != REPEATED),
+            *([REPEATED] if more else []),
+            _note(tuning, privacy["epsilon"]),
+        ],
     }
+
+
+def _named_alone(places: Sequence[Any]) -> list[str]:
+    """Files and folders by their names, as a model's card has them: the statement goes out, and a path does not."""
+    parts = (str(place).rpartition(":") for place in places)  # `hf:<folder>`
+    return [f"{library}{colon}{Path(path).name}" for library, colon, path in parts]
 
 
 def _split(privacy: Mapping[str, Any], tuning: Tuning) -> str:
@@ -345,8 +368,26 @@ def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Po
     of = varied(settings, changes)
     if of.training.devices != 1:  # in a grid, too
         raise EquidpError("tune trains in one process: leave training.devices out.")
+    if _mapped(settings) not in (None, _mapped(of)):  # else the chosen model would name a map that it never saw
+        asked = ", ".join(f"{setting}={value}" for setting, value in changes.items())
+        raise EquidpError(
+            f"tune: with {asked} a model needs other features than model.name={settings.model.name} as it is set, and "
+            "these are computed once, before the first trial: leave it out, or tune each on its own and add up the ε."
+        )
     _refuse_algorithm(of.algorithm(settings.audited), settings.audited)
     return Point(changes, of, plan_of(settings.audited, train, of))
+
+
+def _refuse_unfit_models(points: Sequence[Point], train: Records, settings: Settings) -> None:
+    """Build every model of the grid once: one that does not fit would end the tuning in a trial, all of it charged."""
+    name = settings.audited
+    for of in {repr(point.settings.model): point.settings for point in points}.values():
+        make_model(train.schema, of.model, of.algorithm(name), of.seed)
+
+
+def _mapped(settings: Settings) -> tuple[str, dict[str, Any]] | None:
+    """The fixed map whose features the model trains on; None of records as they are."""
+    return model_features(settings.model.name, settings.model.options)
 
 
 def _within(

@@ -11,6 +11,7 @@ import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from numbers import Number
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -20,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from tqdm import tqdm
 
-from equidp.data.cells import place, require
+from equidp.data.cells import as_written, place, require
 from equidp.data.columns import band_ids, bands
 from equidp.data.membership import identities
 from equidp.data.raw_files import (
@@ -192,7 +193,7 @@ class Imdb(Source):
         """Token ids int64 `[N, length]` of the column `text`.
 
         Raises:
-            EquidpError: there is no such column, or a row's text is missing: it is no review that says `nan`.
+            EquidpError: there is no such column, or a row has no text: it is no review that says `nan`, or `b'…'`.
         """
         require(frame, ["text"], "the given table")
         if (absent := frame["text"].isna()).any():
@@ -200,9 +201,14 @@ class Imdb(Source):
             raise EquidpError(
                 f"{place('the given table', frame['text'], row)}: the text is missing; leave the row out."
             )
+        texts = frame["text"].tolist()
+        for row, text in zip(frame.index, texts, strict=True):
+            if not isinstance(text, str | Number):
+                where = place("the given table", frame["text"], row)
+                raise EquidpError(f"{where}: {as_written(text)} is no text; give the review as text.")
         if self.options.tokenizer:
-            return self._tokens.ids([TAG.sub(" ", str(text)) for text in frame["text"]])
-        ids = [self._ids(words(str(text))) for text in frame["text"]]
+            return self._tokens.ids([TAG.sub(" ", str(text)) for text in texts])
+        ids = [self._ids(words(str(text))) for text in texts]
         return torch.tensor(ids, dtype=torch.int64).reshape(-1, self.options.length)
 
     @cached_property

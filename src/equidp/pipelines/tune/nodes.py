@@ -303,7 +303,7 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
     request = dataclasses.replace(
         TrainingRequest.of(of, name, point.plan, folder),
         privacy=settings.privacy,
-        seed=derived_seed(settings.seed, f"tune/{number}"),  # no two trials share batches and noise
+        seed=_seed(number, settings),
         resume=folder.exists(),  # left by an earlier call of this tuning alone
         checkpoint_every=of.operation.checkpoint_every or 1,  # what a secure run does again is charged again
     )
@@ -320,6 +320,15 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
     save_weights(weights, folder / MODEL)
     write_private(folder / TRIAL, json.dumps(found).encode())  # last: a trial that has it is whole
     return found
+
+
+def _seed(number: int, settings: Settings) -> int:
+    """Of a seeded trial its own: no two share batches and noise. Of a secure one initial weights alone follow from it.
+
+    So all of a secure tuning start alike: whoever has the model recognises what it started from, and of weights for
+    each number the chosen one's would tell how many trials before it were no better, which ε does not hold for.
+    """
+    return settings.seed if settings.privacy.secure else derived_seed(settings.seed, f"tune/{number}")
 
 
 def _trial_apart(
