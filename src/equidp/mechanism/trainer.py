@@ -129,7 +129,8 @@ class Trainer(Noising):
         self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
         self.contributing = algorithm.contribution.start(run)
         # of two steps, as one may leave what changes the next; this package's have tests, and a GPU would be waited for
-        self._untried = 2 * (algorithm.private and _of_others(algorithm.contribution, self.contributing, self.pursuing))
+        self._foreign = _of_others(algorithm.contribution, self.contributing, self.pursuing)
+        self._untried = 2 * (algorithm.private and self._foreign)
         self._judged = _of_others(algorithm.sampler, self.sampling)
         self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
         self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
@@ -349,7 +350,7 @@ class Trainer(Noising):
             weights = self.weights(fresh, batch.groups if grouped else None, public, finite=known)
             if draws is not None and (mask := self.sampling.kept(draws[index], fresh)) is not None:
                 weights = torch.where(mask, weights, 0.0)
-            part = self.contributing.weighted_sum(weights)
+            part = self.sum_of(weights)
             total = part if total is None else total + part
             self._observe(fresh, weights, batch, public)
         assert total is not None  # an empty batch is one empty chunk
