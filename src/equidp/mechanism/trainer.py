@@ -147,19 +147,24 @@ class Trainer(Noising):
         `on_step` is called after every step, when the run may be saved or left.
         """
         history = []
-        remaining = sum(1 for _ in self._epochs())
+        remaining = self.plan.steps - self.steps_done
         name, hidden = self.algorithm.name, not progress
-        with tqdm(total=remaining, unit="epoch", desc=name, disable=hidden, leave=False, **frames(first=True)) as bar:
+        with tqdm(total=remaining, unit="step", desc=name, disable=hidden, leave=False, **frames(first=True)) as bar:
+
+            def taken() -> None:
+                bar.update()
+                if on_step is not None:
+                    on_step()
+
             for epoch, segments in self._epochs():
                 if self.finished:
                     break
-                row = self._epoch(epoch, segments, on_step)
+                row = self._epoch(epoch, segments, taken)
                 if on_epoch is not None:
                     row |= on_epoch(row, self.released_model()) or {}
                 history.append(row)
-                if self.algorithm.private:
-                    bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp'] + 5e-4:.3f} by RDP", refresh=False)  # rounded up
-                bar.update()
+                spent = f", ε ≤ {row['epsilon_rdp'] + 5e-4:.3f} by RDP" if self.algorithm.private else ""  # rounded up
+                bar.set_postfix_str(f"{epoch + 1} of {self.plan.epochs} epochs{spent}", refresh=False)
         return history
 
     @property
