@@ -146,6 +146,24 @@ class Sums(SideRelease):
         return {"clip_norm": 0.1 + (noised.squeeze(0) / facts.plan.batch_size).clamp(0, 1)}
 
 
+class InTensors(Sums):
+    """Noise by torch, in seven digits."""
+
+    def noise(self, plan: Plan) -> Tensor:
+        return torch.tensor(10 * plan.noise_multiplier)
+
+
+class OfLength(Sums):
+    def sensitivity(self) -> Tensor:
+        return torch.ones(2).norm()
+
+
+@pytest.mark.parametrize(("release", "method"), [(InTensors(), r"noise\(plan\)"), (OfLength(), r"sensitivity\(\)")])
+def test_noise_and_sensitivity_are_numbers(release: SideRelease, method: str) -> None:
+    with pytest.raises(EquidpError, match=rf"gives a Tensor as `{method}`, and must give a number"):
+        trained(side_release=release)
+
+
 class Remembers(Sums):
     """Hands the exact norms to `later`."""
 
