@@ -15,6 +15,7 @@ from equidp.accounting.plan import Plan, Segment
 from equidp.data.records import Records, Schema
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
+from equidp.gradients.losses import Loss
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
     Acceptance,
@@ -24,8 +25,10 @@ from equidp.mechanism.parts import (
     Draw,
     ExponentialAverage,
     FlatClip,
+    Objective,
     PoissonSampler,
     Public,
+    Pursuing,
     Released,
     Releasing,
     Run,
@@ -499,6 +502,23 @@ def test_a_vector_that_earlier_records_scale_is_refused_and_one_that_iterates_sc
     with pytest.raises(EquidpError, match="the vector of a record changes with the records of earlier batches"):
         trained(contribution=Made(kind="Scaled"))
     assert trained(contribution=Made(kind="Followed"))["epsilon"] > 0
+
+
+class Swapping(Pursuing):
+    """Gives every other record the label of the one before it."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        return batch.labels[torch.arange(len(batch)) // 2 * 2]
+
+
+class Swapped(Objective):
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Swapping(loss)
+
+
+def test_labels_made_of_other_records_are_refused() -> None:
+    with pytest.raises(EquidpError, match=r"beside Swapping .*: the label of a record changes with the others of its"):
+        trained(objective=Swapped())
 
 
 def test_a_contribution_that_holds_is_let_through() -> None:

@@ -41,8 +41,8 @@ LOOK_BATCH = 1024
 """Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
 
 
-TRIED = 3
-"""Units whose contributions are tried."""
+TRIED, LABELLED = 3, 32
+"""Units whose contributions are tried, and whose labels are where an objective of one's own gives them."""
 
 ALIKE, SAME = 20, 15
 """Batches whose sizes are compared, and how many of them may not be of one size; by coins, less than one in a million.
@@ -201,12 +201,24 @@ class Looking:
 
         Every bound is of norms, so that a part which states them wrongly has no ε.
         """
-        if wrong := self._untrue_of(draw.units[:TRIED]):
+        if wrong := self._relabelled(draw.units[:LABELLED]) or self._untrue_of(draw.units[:TRIED]):
             beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
             part = type(self.contributing).__name__ + beside
             raise EquidpError(
                 f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
             )
+
+    def _relabelled(self, units: Tensor) -> str:
+        """Whether what the loss takes as a record's label follows from the batch's other records; empty if not."""
+        if type(self.pursuing) is Pursuing:
+            return ""
+        before = global_random(self.population.device)
+        alone = torch.cat([self._labelled(self.population.batch(unit)).labels for unit in units.split(1)])
+        together = self._labelled(self.population.batch(units)).labels
+        drawn = any(not torch.equal(before[name], state) for name, state in global_random(units.device).items())
+        set_global_random(before, self.population.device)
+        same = drawn or (alone.shape == together.shape and torch.equal(alone, together))
+        return "" if same else "the label of a record changes with the others of its batch"
 
     def _untrue_of(self, few: Tensor) -> str:
         """What the contribution says of these units that is not so; empty where all is."""
