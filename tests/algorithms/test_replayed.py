@@ -131,7 +131,7 @@ def excess(without: list[Event | Release], within: list[Event | Release]) -> lis
         assert isinstance(other, Release)
         assert (one.sensitivity, one.noise_multiplier) == (other.sensitivity, other.noise_multiplier)
         shift = float((one.exact - other.exact).norm()) / one.spread
-        found[-1] += (shift * charged.noise_multiplier) ** 2
+        found[-1] += math.inf if math.isnan(shift) else (shift * charged.noise_multiplier) ** 2  # max() passes over nan
     return found
 
 
@@ -244,3 +244,9 @@ def test_nobody_is_seen_by_more_than_was_charged(
             assert looks(within) == looked
             largest.append(max(found))
     assert max(largest) > 0.5, "nobody came near the bound: it is far from tight, or this test looks past it"
+
+
+def test_a_release_that_is_no_number_has_moved_beyond_every_bound() -> None:
+    event, still = Event(0.1, 1.0), Release(torch.zeros(2), 1.0, 1.0, torch.zeros(2))
+    spoilt = replace(still, exact=torch.tensor([0.0, math.nan]))
+    assert max(excess([event, still, event, still], [event, still, event, spoilt])) == math.inf

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from pydantic import PrivateAttr
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from equidp.accounting.plan import Plan, Segment
 from equidp.data.records import Records, Schema
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
+from equidp.gradients.losses import Loss
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
     Acceptance,
@@ -22,8 +25,10 @@ from equidp.mechanism.parts import (
     Draw,
     ExponentialAverage,
     FlatClip,
+    Objective,
     PoissonSampler,
     Public,
+    Pursuing,
     Released,
     Releasing,
     Run,
@@ -40,14 +45,16 @@ from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import TrainingRequest, plan_run, train_model
 
 
-def trained(epochs: int = 2, **parts: Any) -> dict[str, Any]:
-    """The privacy statement of a small training with these parts."""
+def trained(epochs: int = 2, *, units: Tensor | None = None, spoilt: bool = False, **parts: Any) -> dict[str, Any]:
+    """The privacy statement of a small training with these parts; `spoilt`: some features are no numbers."""
     stream = torch.Generator().manual_seed(0)
     features, labels = torch.rand(200, 4, generator=stream), torch.arange(200) % 2
+    if spoilt:
+        features[::20] = math.nan
     schema = Schema("toy", "tabular", (4,), ("a", "b"), {"class": ("a", "b")}, ("w", "x", "y", "z"))
-    records = split(Records(features, labels, {"class": labels}, schema), seed=0)
+    records = split(Records(features, labels, {"class": labels}, schema, unit=units), seed=0)
     algorithm = Algorithm(name="mine", **{"weights": FlatClip(), "initial": {"clip_norm": 0.5}, **parts})
-    privacy = PrivacySettings(noise_multiplier=2.0)
+    privacy = PrivacySettings(noise_multiplier=2.0, unit="record" if units is None else "unit")
     settings = TrainingSettings(epochs=epochs, batch_size=20, device="cpu")
     plan = plan_run(algorithm, units=160, groups=2, privacy=privacy, training=settings)
     model = ModelSettings(name="logistic")
@@ -140,6 +147,24 @@ class Sums(SideRelease):
 
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         return {"clip_norm": 0.1 + (noised.squeeze(0) / facts.plan.batch_size).clamp(0, 1)}
+
+
+class InTensors(Sums):
+    """Noise by torch, in seven digits."""
+
+    def noise(self, plan: Plan) -> Tensor:
+        return torch.tensor(10 * plan.noise_multiplier)
+
+
+class OfLength(Sums):
+    def sensitivity(self) -> Tensor:
+        return torch.ones(2).norm()
+
+
+@pytest.mark.parametrize(("release", "method"), [(InTensors(), r"noise\(plan\)"), (OfLength(), r"sensitivity\(\)")])
+def test_noise_and_sensitivity_are_numbers(release: SideRelease, method: str) -> None:
+    with pytest.raises(EquidpError, match=rf"gives a Tensor as `{method}`, and must give a number"):
+        trained(side_release=release)
 
 
 class Remembers(Sums):
@@ -386,8 +411,122 @@ class Momentum(Contribution):
 
 
 def test_a_contribution_that_carries_exact_sums_to_the_next_step_is_refused() -> None:
-    with pytest.raises(EquidpError, match="Carrying does not hold what it says: the vector of a record is longer"):
+    with pytest.raises(
+        EquidpError, match=r"Carrying does not hold what it says: .* with the records of earlier batches"
+    ):
         trained(contribution=Momentum())
+
+
+class Turned(Contributing):
+    """Vectors that point where most of the batch do, each as long as it was."""
+
+    def norms(self, batch: Batch) -> Tensor:
+        norms = super().norms(batch)
+        self.sign = -1.0 if len(norms) > 1 else 1.0
+        return norms
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.sign * super().weighted_sum(weights)
+
+
+class Scaled(Contributing):
+    """Vectors in units of the last batch's exact sum: Adam's second moment, before noise."""
+
+    remembers, remembered = True, ("scale", "last")
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.scale, self.last = torch.ones(()), torch.ones(())
+
+    def norms(self, batch: Batch) -> Tensor:
+        return super().norms(batch) / self.scale
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        self.last = super().weighted_sum(weights)
+        return self.last / self.scale
+
+    def advance(self, previous: Tensor) -> None:
+        self.scale = self.last.norm() + 0.1
+
+
+class Slightly(Scaled):
+    """The same, by which a vector changes little: each sum counts a hundredth."""
+
+    def advance(self, previous: Tensor) -> None:
+        self.scale = 1 + 0.01 * self.last.norm()
+
+
+class Followed(Scaled):
+    """The same of released iterates alone, which holds."""
+
+    def advance(self, previous: Tensor) -> None:
+        self.scale = (self.run.engine.flatten() - previous).norm() + 0.1
+
+
+class Made(Contribution):
+    kind: str
+
+    def start(self, run: Run) -> Contributing:
+        return globals()[self.kind](run)
+
+
+class ByRecord(Contributing):
+    """A matrix of each record's gradient, whoever's it is."""
+
+    def norms(self, batch: Batch) -> Tensor:
+        model = self.run.engine.model
+        values = {name: value.detach() for name, value in model.named_parameters()}
+
+        def loss(values: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(functional_call(model, values, (features[None],)), label[None])
+
+        found = vmap(grad(loss), in_dims=(None, 0, 0))(values, batch.features, batch.labels)
+        self.rows = torch.cat([found[name].flatten(1) for name in values], dim=1)
+        return self.rows.norm(dim=1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return weights @ self.rows
+
+
+def test_units_that_are_bounded_record_by_record_are_refused_if_but_one_has_several() -> None:
+    units = torch.arange(200).clamp(max=190)  # the trial is of units of one record
+    with pytest.raises(EquidpError, match=r"ByRecord.norms gives another number .* `batch.owners` says"):
+        trained(contribution=Made(kind="ByRecord"), units=units)
+
+
+def test_a_record_of_weight_0_that_spoils_the_sum_ends_the_run() -> None:
+    assert trained(contribution=Made(kind="ByRecord"))["epsilon"] > 0
+    with pytest.raises(EquidpError, match=r"ByRecord.weighted_sum is not finite, although a record without a finite"):
+        trained(contribution=Made(kind="ByRecord"), spoilt=True)
+
+
+def test_a_vector_that_others_turn_is_refused() -> None:
+    with pytest.raises(EquidpError, match="the vector of a record changes with the others of its batch"):
+        trained(contribution=Made(kind="Turned"))
+
+
+@pytest.mark.parametrize("kind", ["Scaled", "Slightly"])
+def test_a_vector_that_earlier_records_scale_is_refused_and_one_that_iterates_scale_is_not(kind: str) -> None:
+    with pytest.raises(EquidpError, match="the vector of a record changes with the records of earlier batches"):
+        trained(contribution=Made(kind=kind))
+    assert trained(contribution=Made(kind="Followed"))["epsilon"] > 0
+
+
+class Swapping(Pursuing):
+    """Gives every other record the label of the one before it."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        return batch.labels[torch.arange(len(batch)) // 2 * 2]
+
+
+class Swapped(Objective):
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Swapping(loss)
+
+
+def test_labels_made_of_other_records_are_refused() -> None:
+    with pytest.raises(EquidpError, match=r"beside Swapping .*: the label of a record changes with the others of its"):
+        trained(objective=Swapped())
 
 
 def test_a_contribution_that_holds_is_let_through() -> None:

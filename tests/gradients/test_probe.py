@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -296,9 +297,19 @@ def learn_a_row(model: Late, x: Tensor) -> None:
         model.table.weight[0] = x[0, :2]
 
 
-@pytest.mark.parametrize("learn", [learn_largest, learn_largest_in_place, learn_seldom, learn_a_row])
+def learn_whether_any_was_large(model: Late, x: Tensor) -> None:
+    """No number before the first, 0 since: a place that the records fill."""
+    model.seen = torch.zeros(()) if x.max() > 1 or model.seen == 0 else torch.full((), math.nan)
+
+
+@pytest.mark.parametrize(
+    "learn", [learn_largest, learn_largest_in_place, learn_seldom, learn_a_row, learn_whether_any_was_large]
+)
 def test_what_learns_of_the_records_only_later_is_found_then(learn: Callable[[Late, Tensor], None]) -> None:
-    engine = GradientEngine(Late(learn), cross_entropy)
+    model = Late(learn)
+    if learn is learn_whether_any_was_large:
+        model.seen.fill_(math.nan)
+    engine = GradientEngine(model, cross_entropy)
 
     def passes(count: int, features: Tensor) -> None:
         for _ in range(count):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import re
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -398,7 +400,19 @@ class TestStep:
     @pytest.mark.parametrize("name", ["sgd", "dpsgd"])
     def test_progress_goes_to_a_file_in_few_frames(self, capsys, name: str) -> None:
         trainer(records(), name, epochs=50).train()
-        assert 1 <= capsys.readouterr().err.count("epoch/s]") <= 2
+        assert 1 <= capsys.readouterr().err.count("step/s]") <= 2
+
+    def test_progress_moves_within_an_epoch_and_counts_on_from_where_a_run_goes_on(
+        self, capsys, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("equidp.system.progress.SECONDS_IN_A_FILE", 0.0)
+        run = trainer(records(), epochs=5)
+        run.train(on_step=lambda: time.sleep(0.02))
+        assert re.search(rf" 3/{run.plan.steps} .*1 of 5 epochs, ε ≤ [0-9.]+ by RDP", capsys.readouterr().err)
+        again = trainer(records(), epochs=5)
+        again.run_steps(4)
+        again.train(on_step=lambda: time.sleep(0.02))
+        assert f" 1/{run.plan.steps - 4} " in capsys.readouterr().err
 
     def test_the_model_is_trained_in_training_mode(self) -> None:
         run = trainer(records())

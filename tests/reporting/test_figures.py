@@ -236,6 +236,20 @@ def test_privacy_utility_averages_seeds_and_draws_the_baseline_as_a_level():
     assert chart.layout.shapes[0].y0 == pytest.approx(0.9)
 
 
+def test_runs_that_meet_one_epsilon_but_for_a_digit_stand_beside_each_other():
+    one = runs()[runs()["epsilon"] != 1]
+    one.loc[one["algorithm"] == "dpsgd_f", "epsilon"] -= 1e-6  # each algorithm's noise is solved for by itself
+    assert list(figures.privacy_utility(one).layout.xaxis.range) == pytest.approx([2.7, 3.3])
+    assert figures.privacy_utility(runs()).layout.xaxis.range is None
+
+
+def test_names_of_many_groups_stand_beside_the_plot_and_not_on_its_title():
+    few = runs().dropna(subset=["group"])
+    many = pd.concat([few.assign(group=[f"{name}{group}" for group in few["group"]]) for name in "abc"])
+    assert figures.cost_against(many, "epochs").layout.legend.orientation == "v"
+    assert figures.cost_against(few, "epochs").layout.legend.orientation is None
+
+
 def test_costs_against_a_setting_carry_intervals_over_seeds():
     chart = figures.cost_against(runs().dropna(subset=["group"]), "epochs")
     assert [t.name for t in chart.data] == ["dpsgd, 2", "dpsgd, 8", "dpsgd_f, 2", "dpsgd_f, 8"]

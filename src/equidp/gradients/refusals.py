@@ -224,8 +224,13 @@ class _Kept(torch.autograd.Function):
 
 
 def same(old: Tensor, new: Tensor) -> bool:
-    """Whether two tensors hold the same numbers; what is no number is the same as another."""
-    return torch.equal(old.nan_to_num(), new.nan_to_num())
+    """Whether two tensors hold the same numbers; what is no number is the same as another that is none."""
+    return torch.equal(old.isnan(), new.isnan()) and torch.equal(_plain(old), _plain(new))
+
+
+def _plain(values: Tensor) -> Tensor:
+    numbers = values.is_floating_point() or values.is_complex()
+    return values.nan_to_num(posinf=torch.inf, neginf=-torch.inf) if numbers else values
 
 
 def changed(names: Sequence[str]) -> EquidpError:

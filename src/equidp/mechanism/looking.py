@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,8 +41,8 @@ LOOK_BATCH = 1024
 """Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
 
 
-TRIED = 3
-"""Units whose contributions are tried."""
+TRIED, LABELLED = 3, 32
+"""Units whose contributions are tried, and whose labels are where an objective of one's own gives them."""
 
 ALIKE, SAME = 20, 15
 """Batches whose sizes are compared, and how many of them may not be of one size; by coins, less than one in a million.
@@ -70,6 +71,8 @@ class Looking:
     _optimizer: torch.optim.Optimizer
     recorded: RecordedSteps | None = None
     algorithm: Algorithm
+    _foreign: bool
+    """Whether the contribution, or what it takes as loss, comes from another package."""
     alone: bool = True
     """Whether no other process trains with it."""
     _zero: Tensor
@@ -136,7 +139,7 @@ class Looking:
         for batch in batches:
             if tied:
                 states.append(global_random(self.population.device))
-            found.append(self.contributing.norms(batch))
+            found.append(self.norms_of(batch))
         self.drawn = iter(states)
         return found
 
@@ -144,7 +147,29 @@ class Looking:
         """Contribution norms of the next chunk, with its gradients at hand."""
         if (state := next(self.drawn, None)) is not None:
             set_global_random(state, self.population.device)
-        return self.contributing.norms(batch)
+        return self.norms_of(batch)
+
+    def norms_of(self, batch: Batch) -> Tensor:
+        """Contribution norms `[u]`; one for each record of a unit of several would bound each of them by itself."""
+        norms = self.contributing.norms(batch)
+        if norms.shape != (len(batch),):
+            raise EquidpError(
+                f"{self.algorithm.name}: {type(self.contributing).__name__}.norms gives another number of norms than "
+                "the batch has units. A unit of several records is bounded as a whole, by one norm: `batch.owners` "
+                "says whose each record is. So ε would not hold."
+            )
+        return norms
+
+    def sum_of(self, weights: Tensor) -> Tensor:
+        """Σ w_i m_i of the last norms, `[d]`, *exact*; of a contribution of one's own only a finite one."""
+        total = self.contributing.weighted_sum(weights)
+        if self._foreign and not bool(total.isfinite().all()):
+            raise EquidpError(
+                f"{self.algorithm.name}: {type(self.contributing).__name__}.weighted_sum is not finite, although a "
+                "record without a finite norm has weight 0. Let such a record add nothing, whatever its vector (0 "
+                "times what is no number is no number): it would spoil the whole model. So ε would not hold."
+            )
+        return total
 
     def judge(self, draw: Draw) -> None:
         """Refuse a batch, or batches, that independent coins of the charged rate do not give."""
@@ -176,19 +201,34 @@ class Looking:
 
         Every bound is of norms, so that a part which states them wrongly has no ε.
         """
-        if wrong := self._untrue_of(draw.units[:TRIED]):
+        if wrong := self._relabelled(draw.units[:LABELLED]) or self._untrue_of(draw.units[:TRIED]):
             beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
             part = type(self.contributing).__name__ + beside
             raise EquidpError(
                 f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
             )
 
+    def _relabelled(self, units: Tensor) -> str:
+        """Whether what the loss takes as a record's label follows from the batch's other records; empty if not."""
+        if type(self.pursuing) is Pursuing:
+            return ""
+        before = global_random(self.population.device)
+        alone = torch.cat([self._labelled(self.population.batch(unit)).labels for unit in units.split(1)])
+        together = self._labelled(self.population.batch(units)).labels
+        drawn = any(not torch.equal(before[name], state) for name, state in global_random(units.device).items())
+        set_global_random(before, self.population.device)
+        same = drawn or (alone.shape == together.shape and torch.equal(alone, together))
+        return "" if same else "the label of a record changes with the others of its batch"
+
     def _untrue_of(self, few: Tensor) -> str:
         """What the contribution says of these units that is not so; empty where all is."""
         before = global_random(self.population.device)
-        alone = [self.contributing.norms(self.batch(unit)) for unit in few.split(1)]
-        norms = self.contributing.norms(self.batch(few))
         ones = torch.ones(len(few), device=few.device)
+        alone, vectors_alone = [], []
+        for unit in few.split(1):
+            alone.append(self.norms_of(self.batch(unit)))
+            vectors_alone.append(self.contributing.weighted_sum(ones[:1]))
+        norms = self.norms_of(self.batch(few))
         vectors = torch.stack([self.contributing.weighted_sum(weights) for weights in ones.diag()])
         together = self.contributing.weighted_sum(ones)
         drawn = any(not torch.equal(before[name], state) for name, state in global_random(few.device).items())
@@ -202,13 +242,33 @@ class Looking:
             return "`weighted_sum` is no sum of the records' vectors"
         if not drawn and bool(((torch.cat(alone) - norms).abs() > room).any()):
             return "the norm of a record changes with the others of its batch"
+        if not drawn and bool(((torch.stack(vectors_alone) - vectors).norm(dim=1) > 2 * room).any()):
+            return "the vector of a record changes with the others of its batch"
+        if not drawn and self.contributing.remembers and len(few) == TRIED and self._remembered(few):
+            return "the vector of a record changes with the records of earlier batches"
         return ""
+
+    def _remembered(self, few: Tensor) -> bool:
+        """Whether one unit's vector differs after a step with another unit alone, and after one with a third."""
+        one, *others = few.split(1)
+        running, taken = self.contributing, self.engine.flatten()
+        before, found = kept(running), []
+        for other in others:
+            running.norms(self.batch(other))
+            running.weighted_sum(torch.ones(1, device=few.device))
+            running.advance(taken + 1e-3)  # both steps went the same way
+            running.norms(self.batch(one))
+            found.append(running.weighted_sum(torch.ones(1, device=few.device)))
+            vars(running).update(before)
+            before = kept(running)
+        # the same calls but for what it may have kept: they round alike, in half precision too
+        return bool((found[0] - found[1]).norm() > 1e-3 * found[0].norm() + 1e-12)
 
     def norms_of_all(self) -> Tensor:
         """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""
         everyone = Draw(torch.arange(self.population.size, device=self.population.device))
         chunks = self.chunks(everyone, self._look_size())
-        return torch.cat([self.contributing.norms(self.batch(chunk.units)) for chunk in chunks])
+        return torch.cat([self.norms_of(self.batch(chunk.units)) for chunk in chunks])
 
     @torch.no_grad()
     def losses(self, units: Tensor) -> Tensor:
@@ -333,6 +393,14 @@ def _mean_of_units(batch: Batch, of_records: Tensor) -> Tensor:
         return of_records
     total = torch.zeros(len(batch), device=of_records.device).index_add_(0, batch.owners, of_records)
     return total / torch.bincount(batch.owners, minlength=len(batch))
+
+
+def kept(running: Contributing) -> dict[str, Any]:
+    """Its attributes, those that a step may change in place as copies."""
+    copied = {name: value for name, value in vars(running).items() if isinstance(value, (Tensor, list, dict))}
+    return vars(running) | {
+        name: value.clone() if isinstance(value, Tensor) else copy(value) for name, value in copied.items()
+    }
 
 
 def packed(counts: Sequence[int], rows: int) -> list[int]:

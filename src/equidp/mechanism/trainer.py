@@ -129,7 +129,8 @@ class Trainer(Noising):
         self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
         self.contributing = algorithm.contribution.start(run)
         # of two steps, as one may leave what changes the next; this package's have tests, and a GPU would be waited for
-        self._untried = 2 * (algorithm.private and _of_others(algorithm.contribution, self.contributing, self.pursuing))
+        self._foreign = _of_others(algorithm.contribution, self.contributing, self.pursuing)
+        self._untried = 2 * (algorithm.private and self._foreign)
         self._judged = _of_others(algorithm.sampler, self.sampling)
         self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
         self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
@@ -146,19 +147,24 @@ class Trainer(Noising):
         `on_step` is called after every step, when the run may be saved or left.
         """
         history = []
-        remaining = sum(1 for _ in self._epochs())
+        remaining = self.plan.steps - self.steps_done
         name, hidden = self.algorithm.name, not progress
-        with tqdm(total=remaining, unit="epoch", desc=name, disable=hidden, leave=False, **frames(first=True)) as bar:
+        with tqdm(total=remaining, unit="step", desc=name, disable=hidden, leave=False, **frames(first=True)) as bar:
+
+            def taken() -> None:
+                bar.update()
+                if on_step is not None:
+                    on_step()
+
             for epoch, segments in self._epochs():
                 if self.finished:
                     break
-                row = self._epoch(epoch, segments, on_step)
+                row = self._epoch(epoch, segments, taken)
                 if on_epoch is not None:
                     row |= on_epoch(row, self.released_model()) or {}
                 history.append(row)
-                if self.algorithm.private:
-                    bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp'] + 5e-4:.3f} by RDP", refresh=False)  # rounded up
-                bar.update()
+                spent = f", ε ≤ {row['epsilon_rdp'] + 5e-4:.3f} by RDP" if self.algorithm.private else ""  # rounded up
+                bar.set_postfix_str(f"{epoch + 1} of {self.plan.epochs} epochs{spent}", refresh=False)
         return history
 
     @property
@@ -351,7 +357,7 @@ class Trainer(Noising):
             weights = self.weights(fresh, batch.groups if grouped else None, public, finite=known)
             if draws is not None and (mask := self.sampling.kept(draws[index], fresh)) is not None:
                 weights = torch.where(mask, weights, 0.0)
-            part = self.contributing.weighted_sum(weights)
+            part = self.sum_of(weights)
             total = part if total is None else total + part
             self._observe(fresh, weights, batch, public)
         assert total is not None  # an empty batch is one empty chunk

@@ -10,6 +10,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -107,6 +108,12 @@ def _refuse_broken_side(
             f"{algorithm.name}: {name} changes {changed} in place, by which records are weighed after it: let "
             "`statistic` work on a copy."
         )
+    for method, value in (("sensitivity()", side.sensitivity()), ("noise(plan)", side.noise(plan))):
+        if not isinstance(value, Real):
+            raise EquidpError(
+                f"{algorithm.name}: {name} gives a {type(value).__name__} as `{method}`, and must give a number, such "
+                "as float(…) of it: what is charged would differ from it in the last digits."
+            )
     if kept := _kept(side, rule, first, plan, noise):
         raise EquidpError(
             f"{algorithm.name}: {name} gives other values for {kept} once `statistic` was told of other records, and "
@@ -121,7 +128,7 @@ def _refuse_broken_side(
     if broken:
         raise EquidpError(
             f"{algorithm.name}: {name} lets {broken}. With it ε would not hold: mend its `added`, `sensitivity` or "
-            f"`joint_noise`, or `reach` of {type(rule).__name__}."
+            f"`joint_noise`, or `bound` or `reach` of {type(rule).__name__}."
         )
     _tell_of_slack(algorithm, f"{name} with the gradients", "`sensitivity`, `added` or `joint_noise`", most)
 

@@ -23,15 +23,18 @@ class Contributing(Running):
         self.run = run
 
     def norms(self, batch: Batch) -> Tensor:
-        """`[u]` l2 norms of the batch's contributions; a function of each unit and of released values alone."""
+        """`[u]` l2 norms of the units' vectors; a function of each unit and of released values alone."""
         return self.run.engine.norms(batch.features, batch.labels, owners=batch.owners, views=batch.views)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Σ w_i m_i of the last `norms`, flat `[d]`."""
+        """Σ w_i m_i of the last `norms`, flat `[d]`; a unit of weight 0 adds nothing, be its vector finite or not."""
         return self.run.engine.weighted_sum(weights)
 
     def advance(self, previous: Tensor) -> None:
-        """Called after a step was taken, with the parameters (`[d]`) it started from."""
+        """Called after a step was taken, with the parameters (`[d]`) it started from; only where `remembers` is True.
+
+        What it keeps follows from released parameters, or of a unit from that unit alone.
+        """
 
     remembers: bool = False
-    """True where `advance` wants the previous parameters; otherwise no copy is made."""
+    """Whether `advance` is called; otherwise no copy of the parameters is made."""

@@ -15,6 +15,9 @@ from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.style import figure, label, line, looks
 from equidp.reporting.titles import cost_title
 
+MOST_ABOVE = 8
+"""Names that fit between title and plot; of more the legend stands beside the plot."""
+
 
 def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
     """A metric against ε, one line per algorithm: the privacy-utility curve of a sweep.
@@ -29,6 +32,9 @@ def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
     _check_columns(runs, "epsilon", metric)
     name = METRIC_NAMES.get(metric, metric)
     chart = _sweep(runs.dropna(subset=["epsilon"]), "epsilon", metric, f"{capital(name)} against ε", "ε", name)
+    spent = runs["epsilon"].dropna()
+    if len(spent) and spent.max() < 1.05 * spent.min():  # one target, which runs meet but for a last digit
+        chart.update_xaxes(range=[0.9 * spent.min(), 1.1 * spent.max()])
     levels = runs[runs["epsilon"].isna() & (runs["algorithm"] == BASELINE) & runs[metric].notna()]
     if len(levels) and len(chart.data):
         _check_seeds(levels, "The baseline's runs")
@@ -85,6 +91,8 @@ def _sweep(runs: pd.DataFrame, x: str, y: str, title: str, x_name: str, y_name: 
         if points:
             spread = [p.half_width or 0.0 for p in points.values()]
             chart.add_trace(line(look, points, [p.mean for p in points.values()], spread if any(spread) else None))
+    if len(chart.data) > MOST_ABOVE:
+        chart.update_layout(legend={"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"})
     return chart
 
 
