@@ -118,9 +118,7 @@ class Trainer(Noising):
         self._release_steps = algorithm.release_steps(self.plan)
         self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
         self._zero, self._sizes = torch.zeros((), device=population.device), Counter()
-        self._scales = "scale" in algorithm.initial or any(
-            "scale" in part.gives | part.steers for part in algorithm.parts
-        )
+        self._scales = "scale" in set(algorithm.initial).union(*(part.gives | part.steers for part in algorithm.parts))
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
@@ -147,9 +145,8 @@ class Trainer(Noising):
         `on_step` is called after every step, when the run may be saved or left.
         """
         history = []
-        remaining = self.plan.steps - self.steps_done
-        name, hidden = self.algorithm.name, not progress
-        with tqdm(total=remaining, unit="step", desc=name, disable=hidden, leave=False, **frames(first=True)) as bar:
+        left, name = self.plan.steps - self.steps_done, self.algorithm.name
+        with tqdm(total=left, unit="step", desc=name, disable=not progress, leave=False, **frames(first=True)) as bar:
 
             def taken() -> None:
                 bar.update()
