@@ -30,7 +30,7 @@ from equidp.pipelines.tune import nodes
 from equidp.training import TrainingRequest
 from equidp.training.checkpoint import Checkpointer
 from equidp.training.statement import REPEATED
-from equidp.training.tuning import beyond_plan, plan_tuning, score, tuned_statement
+from equidp.training.tuning import _named_alone, beyond_plan, plan_tuning, score, tuned_statement
 
 pytestmark = pytest.mark.usefixtures("coarse")
 
@@ -326,6 +326,18 @@ def test_a_file_that_a_grid_names_is_told_without_its_folder(tmp_path: Any, digi
     assert str(tmp_path) not in json.dumps(told)
 
 
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("hf:/home/anna/x:y/bert", "hf:bert"),
+        ("/home/anna/run:3/net.safetensors", "net.safetensors"),
+        ("timm:resnet18.a1_in1k", "timm:resnet18.a1_in1k"),
+    ],
+)
+def test_a_folder_with_a_colon_is_left_out_too(place: str, told: str) -> None:
+    assert _named_alone([place]) == [told]
+
+
 def test_no_statement_tells_whether_the_chosen_trial_was_the_one_that_was_interrupted(
     tmp_path: Any, digits: Any
 ) -> None:
@@ -336,12 +348,15 @@ def test_no_statement_tells_whether_the_chosen_trial_was_the_one_that_was_interr
     facts |= {"membership": {"how": "hash", "key": "seed=0"}}
     told = [
         tuned_statement(
-            facts | {"ledger": [one.to_dict() for one in ledger], "notes": notes},
+            facts | {"ledger": [one.to_dict() for one in ledger], **said},
             planned, given, planned.points[0], [again],
         )
-        for ledger, notes in (([event], []), ([event, again], [REPEATED]))
+        for ledger, said in (
+            ([event], {"notes": []}),
+            ([event, again], {"steps_repeated": True, "notes": [REPEATED]}),
+        )
     ]  # fmt: skip
-    assert told[0] == told[1]
+    assert json.dumps(told[0]) == json.dumps(told[1])  # keys are written in their order
     assert told[0]["ledger"] == [event.to_dict()]
     assert again.to_dict() in told[0]["charged"]
     assert REPEATED in told[0]["notes"]

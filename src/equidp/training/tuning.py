@@ -185,8 +185,9 @@ def tuned_statement(
     target = None if settings.tune.exact else settings.privacy.epsilon  # there it is each training's alone
     paths = {f"model.options.{name}" for of in tuning.points for name in MODELS[of.settings.model.name].Options.paths}
     shown = {name: _named_alone(of) if name in paths else of for name, of in settings.tune.values.items()}
+    trial = {name: value for name, value in privacy.items() if name != "steps_repeated"}  # nor does the order of keys
     return {
-        **privacy,
+        **trial,
         "epsilon": epsilon.value,
         "epsilon_rdp": epsilon.rdp,
         "epsilon_pld": epsilon.pld,
@@ -227,8 +228,8 @@ def tuned_statement(
 
 def _named_alone(places: Sequence[Any]) -> list[str]:
     """Files and folders by their names, as a model's card has them: the statement goes out, and a path does not."""
-    parts = (str(place).rpartition(":") for place in places)  # `hf:<folder>`
-    return [f"{library}{colon}{Path(path).name}" for library, colon, path in parts]
+    libraries = ("hf:" if str(place).startswith("hf:") else "" for place in places)  # `hf:<folder>`
+    return [library + Path(str(place)[len(library) :]).name for library, place in zip(libraries, places, strict=True)]
 
 
 def _split(privacy: Mapping[str, Any], tuning: Tuning) -> str:
