@@ -30,7 +30,7 @@ from equidp.pipelines.tune import nodes
 from equidp.training import TrainingRequest
 from equidp.training.checkpoint import Checkpointer
 from equidp.training.statement import REPEATED
-from equidp.training.tuning import _named_alone, beyond_plan, plan_tuning, score, tuned_statement
+from equidp.training.tuning import _named_alone, beyond_plan, of_any_trial, plan_tuning, score, tuned_statement
 
 pytestmark = pytest.mark.usefixtures("coarse")
 
@@ -362,6 +362,22 @@ def test_no_statement_tells_whether_the_chosen_trial_was_the_one_that_was_interr
     assert REPEATED in told[0]["notes"]
 
 
+def test_no_statement_tells_the_settings_of_a_trial_that_was_interrupted(tmp_path: Any, digits: Any) -> None:
+    """Of the first trial, say: were its noise not the chosen one's, the chosen one would not be the first."""
+    planned = plan_tuning(parts(digits, given := settings(tmp_path)).train, given)
+    events = dict.fromkeys(of.settings.algorithm("dpsgd").events(of.plan)[0] for of in planned.points)
+    assert len(events) == 2  # two batch sizes
+    again = [replace(event, count=3) for event in events]
+    told = [of_any_trial([one], planned, "dpsgd") for one in again]
+    assert told[0] == told[1]
+    orders = planned.plan.trials.orders
+    assert orders is not None
+    for one in again:
+        assert all(a <= b for a, b in zip(divergences([one], orders), divergences(told[0], orders), strict=True))
+    alike = replace(planned, points=planned.points[:1])
+    assert of_any_trial(again[:1], alike, "dpsgd") == again[:1]
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_trial_of_a_secure_tuning_prints_nothing_as_who_counts_would_know_their_number(
     tmp_path: Any, digits: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture, secure: bool
@@ -412,14 +428,16 @@ def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
     (said,) = (text for text in privacy["assumptions"] if "ε holds for tables too" in text)
     assert "into the validation part, which has an ε of its own" in said  # it may be the larger one
     tuning = plan_tuning(parts(digits, given).train, given)
-    assert privacy["epsilon"] == tuning.epsilon([again] * len(seeds)) > tuning.epsilon()
+    (told,) = of_any_trial([again] * len(seeds), tuning, "dpsgd")  # the grid has two batch sizes
+    assert privacy["epsilon"] == tuning.epsilon([told]) >= tuning.epsilon([again] * len(seeds)) > tuning.epsilon()
     assert tuning.score_event is not None
     assert noises == {tuning.score_event.noise_multiplier}
-    assert Event(0.5, 2.0, len(seeds)).to_dict() in privacy["charged"]
+    assert told.count == len(seeds)
+    assert told.to_dict() in privacy["charged"]
     assert privacy["steps_repeated"]
     assert "taken again, with other noise, and both count" in privacy["notes"][0]
     entries = DatasetLedger(ledgers, "digits").entries()
-    most = max(sum(event.count for event in one.events if event.sampling_rate == 0.5) for one in entries)
+    most = max(sum(event.count for event in one.events if event == told) for one in entries)
     assert most == len(seeds)
     assert {(one.what, one.part, one.law) for one in entries} == {
         ("tuning", "train", "geometric"),

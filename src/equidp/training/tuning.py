@@ -171,6 +171,20 @@ def beyond_plan(plan: Plan, settings: Settings, algorithm: str, ledger: Sequence
     return beyond(ledger, settings.algorithm(algorithm).events(plan))
 
 
+def of_any_trial(more: Sequence[Event], tuning: Tuning, algorithm: str) -> list[Event]:
+    """What trials were charged beyond their plans, as events of which no trial's costs more.
+
+    Where settings differ in noise or sampling rate, the events themselves would tell those of a trial that was
+    interrupted: who knows when, and so its number, would learn whether it was the chosen one.
+    """
+    each = {merged(of.settings.algorithm(algorithm).events(of.plan)) for of in tuning.points}
+    if tuning.score_event is None or len(each) == 1 or not more:
+        return list(more)
+    every = [event for of in (*each, more) for event in of]  # less noise, or more records, cost no less
+    most = max(event.sampling_rate for event in every), min(event.noise_multiplier for event in every)
+    return [Event(*most, sum(event.count for event in more))]
+
+
 def tuned_statement(
     privacy: Mapping[str, Any], tuning: Tuning, settings: Settings, chosen: Point, more: Sequence[Event]
 ) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
 from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
-from equidp.training.tuning import Point, Tuning, beyond_plan, plan_tuning, score, tuned_statement
+from equidp.training.tuning import Point, Tuning, beyond_plan, of_any_trial, plan_tuning, score, tuned_statement
 
 DRAWN, TRIAL = "nonprivate_trials.json", "nonprivate_trial.json"
 """What was drawn before the first trial, and what a trial left: both stay inside."""
@@ -91,6 +91,7 @@ def choose_model(
     with alone(workplace / LOCK) as lock:
         drawn = _drawn(workplace, tuning, parts, settings)
         scores, more = _every_score(drawn, tuning, parts, workplace, settings, ledgers, run, lock)
+    more = of_any_trial(more, tuning, settings.audited)
     entered(run=run)
     chosen = scores.index(max(scores))  # the first of equal ones
     if more:
