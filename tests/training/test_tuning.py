@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from equidp.parameters import Settings, resolve
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.tune import nodes
 from equidp.training import TrainingRequest
-from equidp.training.checkpoint import Checkpointer
+from equidp.training.checkpoint import Checkpointer, StoppedError
 from equidp.training.statement import REPEATED
 from equidp.training.tuning import _named_alone, beyond_plan, of_any_trial, plan_tuning, score, tuned_statement
 
@@ -394,6 +395,29 @@ def test_a_trial_of_a_secure_tuning_prints_nothing_as_who_counts_would_know_thei
     with pytest.raises(Crash):
         nodes.choose_model(digits, tmp_path / "run", given, {"dpsgd": given.algorithm("dpsgd")}, tmp_path, {})
     assert (shown, "a trial" in caplog.text) == ([not secure], not secure)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_what_ends_a_trial_of_a_secure_tuning_does_not_tell_its_number(
+    tmp_path: Any, digits: Any, monkeypatch: Any, stopped: bool
+) -> None:
+    """Whoever stops it twice would know how many trials there were between."""
+    law = {"noise_multiplier": 2.0, "delta": DELTA, "trials_law": "geometric", "trials_mean": 3, "secure": True}
+
+    def training(request: TrainingRequest, *_: Any, **__: Any) -> Any:
+        text = f"after step 5 of 9; {request.workplace}/journal.jsonl"
+        raise StoppedError(text, 15) if stopped else EquidpError(text)
+
+    monkeypatch.setattr(nodes, "train_model", training)
+    given = settings(tmp_path, privacy=law)
+    with pytest.raises(EquidpError) as told:
+        nodes.choose_model(digits, tmp_path / "run", given, {"dpsgd": given.algorithm("dpsgd")}, tmp_path, {})
+    assert re.search(r"trial-\d", told.value.message) is None
+    if stopped:
+        assert (told.value.exit_code, "resume=true" in told.value.message) == (128 + 15, True)
+        assert "step" not in told.value.message
+    else:
+        assert "nonprivate_trial/journal.jsonl" in told.value.message
 
 
 def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
