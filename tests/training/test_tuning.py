@@ -375,6 +375,7 @@ def test_no_statement_tells_the_settings_of_a_trial_that_was_interrupted(tmp_pat
     assert orders is not None
     for one in again:
         assert all(a <= b for a, b in zip(divergences([one], orders), divergences(told[0], orders), strict=True))
+    assert planned.epsilon(told[0]) == max(planned.epsilon([one]) for one in again)
     alike = replace(planned, points=planned.points[:1])
     assert of_any_trial(again[:1], alike, "dpsgd") == again[:1]
 

@@ -180,9 +180,13 @@ def of_any_trial(more: Sequence[Event], tuning: Tuning, algorithm: str) -> list[
     each = {merged(of.settings.algorithm(algorithm).events(of.plan)) for of in tuning.points}
     if tuning.score_event is None or len(each) == 1 or not more:
         return list(more)
-    every = [event for of in (*each, more) for event in of]  # less noise, or more records, cost no less
-    most = max(event.sampling_rate for event in every), min(event.noise_multiplier for event in every)
-    return [Event(*most, sum(event.count for event in more))]
+    least: dict[float, float] = {}  # less noise, or a higher rate, costs no less
+    for event in (event for of in (*each, more) for event in of):
+        least[event.sampling_rate] = min(event.noise_multiplier, least.get(event.sampling_rate, math.inf))
+    costs = {one: divergences([Event(*one)], tuning.plan.trials.orders) for one in least.items()}
+    most = tuple(map(max, zip(*costs.values(), strict=True)))  # at the orders that ε follows from
+    found = next((one for one in sorted(costs) if costs[one] == most), (max(least), min(least.values())))
+    return [Event(*found, sum(event.count for event in more))]
 
 
 def tuned_statement(
