@@ -525,6 +525,27 @@ class Swapped(Objective):
         return Swapping(loss)
 
 
+class Masking(Pursuing):
+    """Labels that are missing (NaN) stand for the second class."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda outputs, labels: nn.functional.cross_entropy(outputs, labels.isnan().long(), reduction="none")
+        )
+
+    def labels(self, batch: Batch) -> Tensor:
+        return torch.where(batch.labels == 1, math.nan, 0.0)
+
+
+class Masked(Objective):
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Masking()
+
+
+def test_labels_that_are_no_numbers_are_those_of_their_record() -> None:
+    assert trained(objective=Masked())["epsilon"] > 0
+
+
 def test_labels_made_of_other_records_are_refused() -> None:
     with pytest.raises(EquidpError, match=r"beside Swapping .*: the label of a record changes with the others of its"):
         trained(objective=Swapped())

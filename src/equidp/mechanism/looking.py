@@ -15,6 +15,7 @@ from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import all_finite
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.refusals import same
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
@@ -217,8 +218,8 @@ class Looking:
         together = self._labelled(self.population.batch(units)).labels
         drawn = any(not torch.equal(before[name], state) for name, state in global_random(units.device).items())
         set_global_random(before, self.population.device)
-        same = drawn or (alone.shape == together.shape and torch.equal(alone, together))
-        return "" if same else "the label of a record changes with the others of its batch"
+        alike = drawn or (alone.shape == together.shape and same(alone, together))
+        return "" if alike else "the label of a record changes with the others of its batch"
 
     def _untrue_of(self, few: Tensor) -> str:
         """What the contribution says of these units that is not so; empty where all is."""
