@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any, ClassVar
 
 import pytest
@@ -524,9 +525,67 @@ class Swapped(Objective):
         return Swapping(loss)
 
 
+class Masking(Pursuing):
+    """Labels that are missing (NaN) stand for the second class."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda outputs, labels: nn.functional.cross_entropy(outputs, labels.isnan().long(), reduction="none")
+        )
+
+    def labels(self, batch: Batch) -> Tensor:
+        return torch.where(batch.labels == 1, math.nan, 0.0)
+
+
+class Masked(Objective):
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Masking()
+
+
+def test_labels_that_are_no_numbers_are_those_of_their_record() -> None:
+    assert trained(objective=Masked())["epsilon"] > 0
+
+
 def test_labels_made_of_other_records_are_refused() -> None:
     with pytest.raises(EquidpError, match=r"beside Swapping .*: the label of a record changes with the others of its"):
         trained(objective=Swapped())
+
+
+STEPS = list[tuple[int, int, bool]]()
+
+
+class Counting(Contributing):
+    """Keeps how many steps it has seen, in a collection, and where the last one began, from the first step on."""
+
+    remembers = True
+    last: Tensor | None = None
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.seen = {"steps": torch.zeros((), dtype=torch.int64)}
+        self.past = deque[Tensor]()
+
+    def advance(self, previous: Tensor) -> None:
+        STEPS.append((int(self.seen["steps"]), len(self.past), self.last is None))
+        self.seen["steps"] += 1
+        self.past.append(previous)
+        self.last = previous
+
+
+def test_what_a_trial_of_a_contribution_began_to_keep_is_not_there_in_the_first_step() -> None:
+    STEPS.clear()
+    trained(contribution=Made(kind="Counting"))
+    two_trials = [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        *range(2, 16),
+    ]  # each takes two steps that are none, before the first and the second
+    assert [(seen, past) for seen, past, _ in STEPS] == [(number, number) for number in two_trials]
+    assert [number for number, _, new in STEPS if new] == [0, 0, 0]
 
 
 def test_a_contribution_that_holds_is_let_through() -> None:

@@ -254,6 +254,32 @@ def test_whoever_seeds_torch_later_cannot_foretell_what_a_secure_run_drops(taken
     assert (torch.initial_seed() != known) == secure
 
 
+def test_no_seed_that_could_be_tried_gives_what_a_secure_run_draws() -> None:
+    """A generator on the CPU takes 32 bits of a seed: whoever sees every step finds it, and with it all masks."""
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED)
+    trainer.run_steps(0)
+    kept = torch.initial_seed()  # all that a seed left
+    assert not torch.equal(torch.rand(5), torch.rand(5, generator=torch.Generator().manual_seed(kept)))
+
+
+@pytest.mark.parametrize("secure", [True, False])
+@pytest.mark.parametrize("taken", [lambda trainer: trainer.run_steps(1), lambda trainer: trainer.train(progress=False)])
+def test_what_is_drawn_after_a_secure_run_does_not_tell_what_it_dropped(taken: Any, secure: bool) -> None:
+    """The next model's initial weights may be shown: a state that they tell leads back to the masks."""
+    within = []
+
+    class Telling(nn.Dropout):
+        def forward(self, input: Tensor) -> Tensor:
+            within.append(torch.initial_seed())
+            return super().forward(input)
+
+    model = nn.Sequential(nn.Linear(4, 20), Telling(0.5), nn.Linear(20, 2))
+    trainer = make_private(model, (FEATURES, LABELS), LOSS, **ASKED, seed=None if secure else 3)
+    within.clear()
+    taken(trainer)
+    assert (torch.initial_seed() != within[-1]) == secure
+
+
 def test_what_is_called_after_an_epoch_need_not_return_columns() -> None:
     seen: list[float] = []
     trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)

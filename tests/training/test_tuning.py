@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ from equidp.parameters import Settings, resolve
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.tune import nodes
 from equidp.training import TrainingRequest
-from equidp.training.checkpoint import Checkpointer
+from equidp.training.checkpoint import Checkpointer, StoppedError
 from equidp.training.statement import REPEATED
-from equidp.training.tuning import beyond_plan, plan_tuning, score, tuned_statement
+from equidp.training.tuning import _named_alone, beyond_plan, of_any_trial, plan_tuning, score, tuned_statement
 
 pytestmark = pytest.mark.usefixtures("coarse")
 
@@ -326,6 +327,18 @@ def test_a_file_that_a_grid_names_is_told_without_its_folder(tmp_path: Any, digi
     assert str(tmp_path) not in json.dumps(told)
 
 
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("hf:/home/anna/x:y/bert", "hf:bert"),
+        ("/home/anna/run:3/net.safetensors", "net.safetensors"),
+        ("timm:resnet18.a1_in1k", "timm:resnet18.a1_in1k"),
+    ],
+)
+def test_a_folder_with_a_colon_is_left_out_too(place: str, told: str) -> None:
+    assert _named_alone([place]) == [told]
+
+
 def test_no_statement_tells_whether_the_chosen_trial_was_the_one_that_was_interrupted(
     tmp_path: Any, digits: Any
 ) -> None:
@@ -336,15 +349,35 @@ def test_no_statement_tells_whether_the_chosen_trial_was_the_one_that_was_interr
     facts |= {"membership": {"how": "hash", "key": "seed=0"}}
     told = [
         tuned_statement(
-            facts | {"ledger": [one.to_dict() for one in ledger], "notes": notes},
+            facts | {"ledger": [one.to_dict() for one in ledger], **said},
             planned, given, planned.points[0], [again],
         )
-        for ledger, notes in (([event], []), ([event, again], [REPEATED]))
+        for ledger, said in (
+            ([event], {"notes": []}),
+            ([event, again], {"steps_repeated": True, "notes": [REPEATED]}),
+        )
     ]  # fmt: skip
-    assert told[0] == told[1]
+    assert json.dumps(told[0]) == json.dumps(told[1])  # keys are written in their order
     assert told[0]["ledger"] == [event.to_dict()]
     assert again.to_dict() in told[0]["charged"]
     assert REPEATED in told[0]["notes"]
+
+
+def test_no_statement_tells_the_settings_of_a_trial_that_was_interrupted(tmp_path: Any, digits: Any) -> None:
+    """Of the first trial, say: were its noise not the chosen one's, the chosen one would not be the first."""
+    planned = plan_tuning(parts(digits, given := settings(tmp_path)).train, given)
+    events = dict.fromkeys(of.settings.algorithm("dpsgd").events(of.plan)[0] for of in planned.points)
+    assert len(events) == 2  # two batch sizes
+    again = [replace(event, count=3) for event in events]
+    told = [of_any_trial([one], planned, "dpsgd") for one in again]
+    assert told[0] == told[1]
+    orders = planned.plan.trials.orders
+    assert orders is not None
+    for one in again:
+        assert all(a <= b for a, b in zip(divergences([one], orders), divergences(told[0], orders), strict=True))
+    assert planned.epsilon(told[0]) == max(planned.epsilon([one]) for one in again)
+    alike = replace(planned, points=planned.points[:1])
+    assert of_any_trial(again[:1], alike, "dpsgd") == again[:1]
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -363,6 +396,29 @@ def test_a_trial_of_a_secure_tuning_prints_nothing_as_who_counts_would_know_thei
     with pytest.raises(Crash):
         nodes.choose_model(digits, tmp_path / "run", given, {"dpsgd": given.algorithm("dpsgd")}, tmp_path, {})
     assert (shown, "a trial" in caplog.text) == ([not secure], not secure)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_what_ends_a_trial_of_a_secure_tuning_does_not_tell_its_number(
+    tmp_path: Any, digits: Any, monkeypatch: Any, stopped: bool
+) -> None:
+    """Whoever stops it twice would know how many trials there were between."""
+    law = {"noise_multiplier": 2.0, "delta": DELTA, "trials_law": "geometric", "trials_mean": 3, "secure": True}
+
+    def training(request: TrainingRequest, *_: Any, **__: Any) -> Any:
+        text = f"after step 5 of 9; {request.workplace}/journal.jsonl"
+        raise StoppedError(text, 15) if stopped else EquidpError(text)
+
+    monkeypatch.setattr(nodes, "train_model", training)
+    given = settings(tmp_path, privacy=law)
+    with pytest.raises(EquidpError) as told:
+        nodes.choose_model(digits, tmp_path / "run", given, {"dpsgd": given.algorithm("dpsgd")}, tmp_path, {})
+    assert re.search(r"trial-\d", told.value.message) is None
+    if stopped:
+        assert (told.value.exit_code, "resume=true" in told.value.message) == (128 + 15, True)
+        assert "step" not in told.value.message
+    else:
+        assert "nonprivate_trial/journal.jsonl" in told.value.message
 
 
 def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
@@ -397,14 +453,16 @@ def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
     (said,) = (text for text in privacy["assumptions"] if "ε holds for tables too" in text)
     assert "into the validation part, which has an ε of its own" in said  # it may be the larger one
     tuning = plan_tuning(parts(digits, given).train, given)
-    assert privacy["epsilon"] == tuning.epsilon([again] * len(seeds)) > tuning.epsilon()
+    (told,) = of_any_trial([again] * len(seeds), tuning, "dpsgd")  # the grid has two batch sizes
+    assert privacy["epsilon"] == tuning.epsilon([told]) >= tuning.epsilon([again] * len(seeds)) > tuning.epsilon()
     assert tuning.score_event is not None
     assert noises == {tuning.score_event.noise_multiplier}
-    assert Event(0.5, 2.0, len(seeds)).to_dict() in privacy["charged"]
+    assert told.count == len(seeds)
+    assert told.to_dict() in privacy["charged"]
     assert privacy["steps_repeated"]
     assert "taken again, with other noise, and both count" in privacy["notes"][0]
     entries = DatasetLedger(ledgers, "digits").entries()
-    most = max(sum(event.count for event in one.events if event.sampling_rate == 0.5) for one in entries)
+    most = max(sum(event.count for event in one.events if event == told) for one in entries)
     assert most == len(seeds)
     assert {(one.what, one.part, one.law) for one in entries} == {
         ("tuning", "train", "geometric"),

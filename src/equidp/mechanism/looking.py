@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -15,6 +15,7 @@ from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import all_finite
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.refusals import same
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
@@ -217,8 +218,8 @@ class Looking:
         together = self._labelled(self.population.batch(units)).labels
         drawn = any(not torch.equal(before[name], state) for name, state in global_random(units.device).items())
         set_global_random(before, self.population.device)
-        same = drawn or (alone.shape == together.shape and torch.equal(alone, together))
-        return "" if same else "the label of a record changes with the others of its batch"
+        alike = drawn or (alone.shape == together.shape and same(alone, together))
+        return "" if alike else "the label of a record changes with the others of its batch"
 
     def _untrue_of(self, few: Tensor) -> str:
         """What the contribution says of these units that is not so; empty where all is."""
@@ -259,6 +260,7 @@ class Looking:
             running.advance(taken + 1e-3)  # both steps went the same way
             running.norms(self.batch(one))
             found.append(running.weighted_sum(torch.ones(1, device=few.device)))
+            vars(running).clear()  # what it has begun to keep goes, too
             vars(running).update(before)
             before = kept(running)
         # the same calls but for what it may have kept: they round alike, in half precision too
@@ -397,10 +399,17 @@ def _mean_of_units(batch: Batch, of_records: Tensor) -> Tensor:
 
 def kept(running: Contributing) -> dict[str, Any]:
     """Its attributes, those that a step may change in place as copies."""
-    copied = {name: value for name, value in vars(running).items() if isinstance(value, (Tensor, list, dict))}
-    return vars(running) | {
-        name: value.clone() if isinstance(value, Tensor) else copy(value) for name, value in copied.items()
-    }
+    return {name: _copied(value) for name, value in vars(running).items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if type(value) is list:
+        return [_copied(one) for one in value]
+    if type(value) is dict:
+        return {name: _copied(one) for name, one in value.items()}
+    return copy(value) if isinstance(value, (list, dict, set, deque)) else value
 
 
 def packed(counts: Sequence[int], rows: int) -> list[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,10 +16,32 @@ from equidp.gradients.precision import refuse_around
 from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
-from equidp.system.threads import GLOBAL_RANDOM
+from equidp.mechanism.states import seed_unforeseen
 
 if TYPE_CHECKING:
     from equidp.mechanism.recorded import Padded
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
+    """A loop's method that takes steps: of a run without a seed, nobody foretells what its model draws, or finds out.
+
+    Before: another trainer of the process, or a loop's own `torch.manual_seed`, may have seeded torch's generators
+    since. After: what is drawn there next, as the next model's initial weights, may be shown, and tells their state.
+    """
+
+    @wraps(steps)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        loop = cast(Noising, args[0])
+        loop.seed_unforeseen()
+        try:
+            return steps(*args, **kwargs)
+        finally:
+            loop.seed_unforeseen()
+
+    return alone
 
 
 class Noising(Looking):
@@ -35,17 +57,9 @@ class Noising(Looking):
     _side_noise: tuple[float, float] | None
 
     def seed_unforeseen(self) -> None:
-        """Where the run has no seed, let nobody foretell what its model draws: torch's generators are everybody's.
-
-        Another trainer of this process, or a loop's own `torch.manual_seed`, may have seeded them since.
-        """
-        if self.random.repeatable:
-            return
-        seed, device = secrets.randbits(63), self.population.device
-        with GLOBAL_RANDOM:
-            torch.random.default_generator.manual_seed(seed)  # a hundredth of the time that `torch.manual_seed` takes
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
+        """Seed torch's generators, which are everybody's, where the run has no seed."""
+        if not self.random.repeatable:
+            seed_unforeseen(self.population.device)
 
     def charge(self, segment: Segment) -> None:
         """Enter the next step's event.

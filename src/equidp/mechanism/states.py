@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equidp.errors import EquidpError
 from equidp.system.threads import GLOBAL_RANDOM
+
+WORDS, BEFORE_WORDS = 624, 3
+"""Of the state of a generator of torch's on the CPU, in pieces of 8 bytes: words of its Mersenne Twister, and where."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,6 +68,21 @@ def set_global_random(states: Mapping[str, Tensor], device: torch.device) -> Non
             torch.set_rng_state(states["cpu"])
         if "cuda" in states and device.type == "cuda":
             torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def seed_unforeseen(device: torch.device) -> None:
+    """Give torch's own generators, the CPU's and that device's, states of the operating system's randomness.
+
+    The CPU's takes 32 bits of a seed. Whoever has what every step released could try all of these: so the whole state
+    of its Mersenne Twister is drawn.
+    """
+    fresh = torch.Generator().manual_seed(secrets.randbits(63)).get_state()
+    words = np.frombuffer(secrets.token_bytes(4 * WORDS), np.uint32).astype(np.int64)
+    fresh.view(torch.int64)[BEFORE_WORDS : BEFORE_WORDS + WORDS] = torch.from_numpy(words)
+    states = {"cpu": fresh}
+    if device.type == "cuda":
+        states["cuda"] = torch.Generator(device).manual_seed(secrets.randbits(63)).get_state()
+    set_global_random(states, device)
 
 
 def joined(chunks: list[Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import Diagnostics
 from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.noise import RandomSource
-from equidp.mechanism.noising import Noising
+from equidp.mechanism.noising import Noising, unforeseen
 from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, seen_by, tensors
 from equidp.mechanism.recorded import RecordedSteps
@@ -170,13 +170,13 @@ class Trainer(Noising):
         return self.steps_done >= self.plan.steps or self.accepting.finished or self.sampling.exhausted
 
     @one_at_a_time
+    @unforeseen
     def run_steps(self, count: int) -> None:
         """The next `count` steps, without history rows; fewer where a part ends the run, as its ε is of no more.
 
         Raises:
             EquidpError: for steps beyond the plan's.
         """
-        self.seed_unforeseen()
         for _ in range(count):
             if self.steps_done >= self.plan.steps:
                 raise EquidpError(
@@ -215,9 +215,9 @@ class Trainer(Noising):
             self.epochs_begun = epoch + 1
 
     @one_at_a_time
+    @unforeseen
     def _epoch(self, epoch: int, segments: list[Segment], on_step: OnStep | None = None) -> dict[str, float]:
         self.engine.train()
-        self.seed_unforeseen()
         self.begin_epoch(epoch)
         for segment in segments:
             if self.finished:

@@ -171,6 +171,24 @@ def beyond_plan(plan: Plan, settings: Settings, algorithm: str, ledger: Sequence
     return beyond(ledger, settings.algorithm(algorithm).events(plan))
 
 
+def of_any_trial(more: Sequence[Event], tuning: Tuning, algorithm: str) -> list[Event]:
+    """What trials were charged beyond their plans, as events of which no trial's costs more.
+
+    Where settings differ in noise or sampling rate, the events themselves would tell those of a trial that was
+    interrupted: who knows when, and so its number, would learn whether it was the chosen one.
+    """
+    each = {merged(of.settings.algorithm(algorithm).events(of.plan)) for of in tuning.points}
+    if tuning.score_event is None or len(each) == 1 or not more:
+        return list(more)
+    least: dict[float, float] = {}  # less noise, or a higher rate, costs no less
+    for event in (event for of in (*each, more) for event in of):
+        least[event.sampling_rate] = min(event.noise_multiplier, least.get(event.sampling_rate, math.inf))
+    costs = {one: divergences([Event(*one)], tuning.plan.trials.orders) for one in least.items()}
+    most = tuple(map(max, zip(*costs.values(), strict=True)))  # at the orders that ε follows from
+    found = next((one for one in sorted(costs) if costs[one] == most), (max(least), min(least.values())))
+    return [Event(*found, sum(event.count for event in more))]
+
+
 def tuned_statement(
     privacy: Mapping[str, Any], tuning: Tuning, settings: Settings, chosen: Point, more: Sequence[Event]
 ) -> dict[str, Any]:
@@ -185,8 +203,9 @@ def tuned_statement(
     target = None if settings.tune.exact else settings.privacy.epsilon  # there it is each training's alone
     paths = {f"model.options.{name}" for of in tuning.points for name in MODELS[of.settings.model.name].Options.paths}
     shown = {name: _named_alone(of) if name in paths else of for name, of in settings.tune.values.items()}
+    trial = {name: value for name, value in privacy.items() if name != "steps_repeated"}  # nor does the order of keys
     return {
-        **privacy,
+        **trial,
         "epsilon": epsilon.value,
         "epsilon_rdp": epsilon.rdp,
         "epsilon_pld": epsilon.pld,
@@ -227,8 +246,8 @@ def tuned_statement(
 
 def _named_alone(places: Sequence[Any]) -> list[str]:
     """Files and folders by their names, as a model's card has them: the statement goes out, and a path does not."""
-    parts = (str(place).rpartition(":") for place in places)  # `hf:<folder>`
-    return [f"{library}{colon}{Path(path).name}" for library, colon, path in parts]
+    libraries = ("hf:" if str(place).startswith("hf:") else "" for place in places)  # `hf:<folder>`
+    return [library + Path(str(place)[len(library) :]).name for library, place in zip(libraries, places, strict=True)]
 
 
 def _split(privacy: Mapping[str, Any], tuning: Tuning) -> str:

@@ -6,9 +6,10 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 import shutil
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,12 @@ from equidp.system.files import write_private
 from equidp.system.logs import held_back
 from equidp.training import TrainingRequest, predict, train_model
 from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
+from equidp.training.checkpoint import StoppedError
 from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
 from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
-from equidp.training.tuning import Point, Tuning, beyond_plan, plan_tuning, score, tuned_statement
+from equidp.training.tuning import Point, Tuning, beyond_plan, of_any_trial, plan_tuning, score, tuned_statement
 
 DRAWN, TRIAL = "nonprivate_trials.json", "nonprivate_trial.json"
 """What was drawn before the first trial, and what a trial left: both stay inside."""
@@ -91,6 +93,7 @@ def choose_model(
     with alone(workplace / LOCK) as lock:
         drawn = _drawn(workplace, tuning, parts, settings)
         scores, more = _every_score(drawn, tuning, parts, workplace, settings, ledgers, run, lock)
+    more = of_any_trial(more, tuning, settings.audited)
     entered(run=run)
     chosen = scores.index(max(scores))  # the first of equal ones
     if more:
@@ -166,9 +169,13 @@ def _every_score(
             log=lambda number: workplace / f"{LOG}-{number}.log",
             workers=settings.tune.workers,
         )
-        apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
+        with nullcontext() if _tells(settings) else _unnumbered(workplace):
+            apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
     for number in range(len(drawn)):
-        with nullcontext() if _tells(settings) else held_back("equidp", below=logging.CRITICAL):
+        with ExitStack() as quiet:
+            if not _tells(settings):
+                quiet.enter_context(held_back("equidp", below=logging.CRITICAL))
+                quiet.enter_context(_unnumbered(workplace))
             found = _trial(*before(number))  # of one that is finished, what it left
         beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
         scores.append(found["score"])
@@ -181,6 +188,21 @@ def _tells(settings: Settings) -> bool:
     With a seed K is no secret, and no choice without privacy has an ε.
     """
     return settings.tune.exact or not settings.privacy.secure
+
+
+@contextmanager
+def _unnumbered(workplace: Path) -> Iterator[None]:
+    """What ends a trial, and the tuning with it, is told without the trial's number or how far it had come."""
+    try:
+        yield
+    except StoppedError as stopped:
+        raise StoppedError(
+            f"Stopped; what the tuning has done is kept in {workplace}. Go on by the same command with resume=true "
+            "added to --params.",
+            stopped.exit_code - 128,
+        ) from None
+    except EquidpError as error:
+        raise EquidpError(re.sub(rf"({FOLDER}|{LOG})-\d+", r"\1", error.message)) from None
 
 
 def _every_trial(tuning: Tuning, drawn: list[int], scores: list[float], settings: Settings) -> dict[str, Any]:
