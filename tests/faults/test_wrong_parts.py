@@ -534,7 +534,8 @@ class Masking(Pursuing):
         )
 
     def labels(self, batch: Batch) -> Tensor:
-        return torch.where(batch.labels == 1, math.nan, 0.0)
+        """As a model would make them: of batches of other sizes they differ in the last digits."""
+        return torch.where(batch.labels == 1, math.nan, 1.0 + 1e-6 * len(batch.labels))
 
 
 class Masked(Objective):
@@ -542,7 +543,7 @@ class Masked(Objective):
         return Masking()
 
 
-def test_labels_that_are_no_numbers_are_those_of_their_record() -> None:
+def test_labels_that_are_no_numbers_or_round_by_the_batch_are_those_of_their_record() -> None:
     assert trained(objective=Masked())["epsilon"] > 0
 
 
@@ -575,15 +576,7 @@ class Counting(Contributing):
 def test_what_a_trial_of_a_contribution_began_to_keep_is_not_there_in_the_first_step() -> None:
     STEPS.clear()
     trained(contribution=Made(kind="Counting"))
-    two_trials = [
-        0,
-        0,
-        0,
-        1,
-        1,
-        1,
-        *range(2, 16),
-    ]  # each takes two steps that are none, before the first and the second
+    two_trials = [0, 0, 0, 1, 1, *range(1, 16)]  # each takes two steps that are none, before the first and the second
     assert [(seen, past) for seen, past, _ in STEPS] == [(number, number) for number in two_trials]
     assert [number for number, _, new in STEPS if new] == [0, 0, 0]
 
