@@ -246,7 +246,8 @@ class BookKeeping:
         """
         calls: dict[Site, list[Call]] = defaultdict(list)
         together = views if self.device.type != "cpu" or features.numel() <= FEW_FLOATS else 1
-        labels, parts = repeated(labels, together), features.chunk(views // together)
+        labels = repeated(labels, together)
+        parts = (features,) if together == views else features.chunk(views // together)
         for values, coefficient in iterates:
             with NOTHING if values is None else self.parameters_at(values):
                 for site, call in chain.from_iterable(self._one_pass(part, labels) for part in parts):

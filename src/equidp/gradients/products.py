@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equidp.gradients import compiled
 from equidp.gradients.compiled import CompiledGradients
-from equidp.gradients.rounding import LOST, alike, beside_lost, gram_norms, gram_overstatement, norms_of
+from equidp.gradients.rounding import alike, beside_lost, gram_norms, gram_overstatement, lost, norms_of
 from equidp.gradients.terms import (
     MANY,
     Term,
@@ -33,7 +33,7 @@ class Outer(Term):
     def squared_norms(self) -> Tensor:
         # a factor of lost squares would be multiplied by the other, which may be huge: each has its own share back
         squared = norms_of(self.inputs) * self.backprops.squared_norms()
-        return squared.add_(LOST)
+        return squared.add_(lost(1, squared.dtype))
 
     def overstatement(self) -> Tensor:
         return beside_lost(norms_of(self.inputs), self.backprops.squared_norms())

@@ -6,6 +6,7 @@ A norm may be overstated, never understated: a record's weight follows from it, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -53,7 +54,13 @@ def norms_of(rows: Tensor) -> Tensor:
     else:
         parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(LONG_ROW, dim=-1)]
         norms = torch.linalg.vector_norm(torch.stack(parts, dim=-1), dim=-1)
-    return norms.square().add_(rows.shape[-1] * LOST)
+    return norms.square().add_(lost(rows.shape[-1], norms.dtype))
+
+
+@lru_cache(maxsize=256)
+def lost(squares: int, dtype: torch.dtype) -> Tensor:
+    """`()` on the CPU: the most that so many squares lose. A Python number would be made a tensor at every addition."""
+    return torch.tensor(squares * LOST, dtype=dtype, device="cpu")
 
 
 def row_squares(rows: Sequence[Tensor], entries: Sequence[int], workspace: Workspace) -> tuple[Tensor, list[int]]:
