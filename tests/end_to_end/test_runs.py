@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 import yaml
 from dp_accounting import pld, rdp
+from kedro.pipeline import Pipeline, node
 from kedro.runner import ParallelRunner, ThreadRunner
 from mlflow.exceptions import MlflowException
 from rich.console import Console
@@ -35,7 +36,7 @@ from tests.end_to_end.kedro_project import (
     report_folder,
 )
 
-from equidp import training
+from equidp import pipeline_registry, training
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.hooks import print as prints
@@ -571,3 +572,13 @@ def test_processes_that_cannot_see_the_run_are_refused(project):
             kedro_run(project, "dpsgd", options={"runner": runner}, **QUICK)
     finally:
         runner._manager.shutdown()
+
+
+def test_a_pipeline_of_ones_own_may_name_its_output_as_it_likes(project, monkeypatch):
+    def with_own(ours=pipeline_registry.register_pipelines):
+        found = ours()
+        found["mine"] = Pipeline([node(lambda: 1, None, "model")])
+        return found
+
+    monkeypatch.setattr(pipeline_registry, "register_pipelines", with_own)
+    kedro_run(project, "mine")

@@ -241,9 +241,10 @@ class GuardHook:
 
         ε is spent then, and in secure mode nothing makes the same model again.
         """
-        for name in pipeline.all_outputs():
-            made = name.rpartition(".")[2] in ("model", *RESULTS, *CHOICE)
-            if made and (path := written_to(self._catalog, name)).is_file():
+        for output in pipeline.all_outputs():
+            name, _, kind = output.rpartition(".")
+            ours = name in (*self._trained, TUNED) and kind in ("model", *RESULTS, *CHOICE)
+            if ours and (path := written_to(self._catalog, output)).is_file():
                 settle(path)
 
     def _remove_earlier(self, name: str) -> None:

@@ -147,6 +147,7 @@ class RunRecorder:
         """Log what a node has found out, if it is anything that is logged before the end."""
         for name, found in outputs.items():
             owner, _, kind = name.rpartition(".")
+            ours = owner in runs.tracked()  # a pipeline of the user's own may make a `model`, too
             match kind:
                 case "provenance":
                     for algorithm in runs.tracked():
@@ -154,12 +155,12 @@ class RunRecorder:
                         runs.log_dataset(algorithm, found["dataset"], found["raw_fingerprint"], inputs["raw_folder"])
                 case "audit_findings":
                     runs.log_metrics(AUDIT, _bounds(found))
-                case "plan":
+                case "plan" if ours:
                     facts = ("noise_multiplier", "sampling_rate", "steps", "records")
                     runs.log_params(owner, {f"resolved.{fact}": getattr(Plan(**found), fact) for fact in facts})
-                case "model" if "trainable_parameters" in found.card:
+                case "model" if ours and "trainable_parameters" in found.card:
                     runs.log_params(owner, {"resolved.trainable_parameters": found.card["trainable_parameters"]})
-                case "history":
+                case "history" if ours:
                     runs.log_history(owner, [self._shown(row) for row in found.to_dict("records")])
 
     def finish(self, pipeline: Pipeline, catalog: DataCatalog) -> None:

@@ -163,7 +163,7 @@ class Looking:
     def sum_of(self, weights: Tensor) -> Tensor:
         """Σ w_i m_i of the last norms, `[d]`, *exact*; of a contribution of one's own only a finite one."""
         total = self.contributing.weighted_sum(weights)
-        if self._foreign and not bool(total.isfinite().all()):
+        if self._foreign and self.algorithm.private and not bool(total.isfinite().all()):
             raise EquidpError(
                 f"{self.algorithm.name}: {type(self.contributing).__name__}.weighted_sum is not finite, although a "
                 "record without a finite norm has weight 0. Let such a record add nothing, whatever its vector (0 "
