@@ -31,7 +31,7 @@ from equidp.pipelines.tune import nodes
 from equidp.training import TrainingRequest
 from equidp.training.checkpoint import Checkpointer, StoppedError
 from equidp.training.statement import REPEATED
-from equidp.training.tuning import _named_alone, beyond_plan, of_any_trial, plan_tuning, score, tuned_statement
+from equidp.training.tuning import _published, beyond_plan, of_any_trial, plan_tuning, score, tuned_statement
 
 pytestmark = pytest.mark.usefixtures("coarse")
 
@@ -328,15 +328,18 @@ def test_a_file_that_a_grid_names_is_told_without_its_folder(tmp_path: Any, digi
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("option", "place", "told"),
     [
-        ("hf:/home/anna/x:y/bert", "hf:bert"),
-        ("/home/anna/run:3/net.safetensors", "net.safetensors"),
-        ("timm:resnet18.a1_in1k", "timm:resnet18.a1_in1k"),
+        ("network", "hf:/home/anna/x:y/bert", "hf:bert"),
+        ("weights", "/home/anna/run:3/net.safetensors", "net.safetensors"),
+        ("network", "timm:resnet18.a1_in1k", "timm:resnet18.a1_in1k"),
     ],
 )
-def test_a_folder_with_a_colon_is_left_out_too(place: str, told: str) -> None:
-    assert _named_alone([place]) == [told]
+def test_a_folder_with_a_colon_is_left_out_too(tmp_path: Any, digits: Any, option: str, place: str, told: str) -> None:
+    (point, *_) = plan_tuning(parts(digits, given := settings(tmp_path)).train, given).points
+    options = {"network": "timm:resnet18", option: place}
+    made = given.model.model_copy(update={"name": "backbone", "options": options})
+    assert _published(f"model.options.{option}", place, [replace(point, settings=replace(given, model=made))]) == told
 
 
 def test_no_statement_tells_whether_the_chosen_trial_was_the_one_that_was_interrupted(

@@ -41,7 +41,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -60,7 +59,7 @@ from equidp.errors import EquidpError, refuse_unknown
 from equidp.evaluation.histogram import Noised, figures_event, sensitivity, tables
 from equidp.evaluation.noised import Cells, known_large, overall
 from equidp.mechanism.algorithm import Algorithm
-from equidp.models import MODELS, model_features
+from equidp.models import MODELS, card_options, model_features
 from equidp.parameters import Settings, varied
 from equidp.training.networks import make_model
 from equidp.training.planning import plan_of
@@ -201,8 +200,6 @@ def tuned_statement(
     accounted = Accounted(plan, charged, charged, None)
     epsilon, curve = accounted.epsilon(), accounted.trade_off()
     target = None if settings.tune.exact else settings.privacy.epsilon  # there it is each training's alone
-    paths = {f"model.options.{name}" for of in tuning.points for name in MODELS[of.settings.model.name].Options.paths}
-    shown = {name: _named_alone(of) if name in paths else of for name, of in settings.tune.values.items()}
     trial = {name: value for name, value in privacy.items() if name != "steps_repeated"}  # nor does the order of keys
     return {
         **trial,
@@ -219,10 +216,13 @@ def tuned_statement(
         **({"steps_repeated": True} if more else {}),
         "tuning": {
             "score": settings.tune.score,
-            "grid": shown,
+            "grid": {
+                name: [_published(name, value, tuning.points) for value in values]
+                for name, values in settings.tune.values.items()
+            },
             "box": settings.tune.ranges,
             "points": len(tuning.points),
-            "chosen": {name: _named_alone([of])[0] if name in paths else of for name, of in chosen.changes.items()},
+            "chosen": {name: _published(name, value, tuning.points) for name, value in chosen.changes.items()},
             "exact": settings.tune.exact,
             "validation": tuning.score_event
             and {
@@ -244,10 +244,14 @@ def tuned_statement(
     }
 
 
-def _named_alone(places: Sequence[Any]) -> list[str]:
-    """Files and folders by their names, as a model's card has them: the statement goes out, and a path does not."""
-    libraries = ("hf:" if str(place).startswith("hf:") else "" for place in places)  # `hf:<folder>`
-    return [library + Path(str(place)[len(library) :]).name for library, place in zip(libraries, places, strict=True)]
+def _published(setting: str, value: Any, points: Sequence[Point]) -> Any:
+    """A value of the grid as a model's card has it: the statement goes out, and of a file only the name does."""
+    block, _, option = setting.rpartition(".")
+    if block == "model.options":
+        for model in (of.settings.model for of in points):
+            if option in MODELS[model.name].Options.paths:
+                return card_options(model.name, {**model.options, option: value})[option]
+    return value
 
 
 def _split(privacy: Mapping[str, Any], tuning: Tuning) -> str:
