@@ -9,7 +9,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def choose_model(
     due, drawn_by = _due(tuning), parts.train.membership
     entered = partial(enter, ledgers, workplace, once, provenance, drawn_by, due, algorithm=settings.audited)
     run = entered()
-    with alone(workplace / LOCK) as lock:
+    with alone(workplace / LOCK) as lock, nullcontext() if _tells(settings) else _unnumbered(workplace):
         drawn = _drawn(workplace, tuning, parts, settings)
         scores, more = _every_score(drawn, tuning, parts, workplace, settings, ledgers, run, lock)
     more = of_any_trial(more, tuning, settings.audited)
@@ -169,13 +169,9 @@ def _every_score(
             log=lambda number: workplace / f"{LOG}-{number}.log",
             workers=settings.tune.workers,
         )
-        with nullcontext() if _tells(settings) else _unnumbered(workplace):
-            apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
+        apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
     for number in range(len(drawn)):
-        with ExitStack() as quiet:
-            if not _tells(settings):
-                quiet.enter_context(held_back("equidp", below=logging.CRITICAL))
-                quiet.enter_context(_unnumbered(workplace))
+        with nullcontext() if _tells(settings) else held_back("equidp", below=logging.CRITICAL):
             found = _trial(*before(number))  # of one that is finished, what it left
         beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
         scores.append(found["score"])
