@@ -215,8 +215,7 @@ class Looking:
         before = global_random(self.population.device)
         alone = torch.cat([self._labelled(self.population.batch(unit)).labels for unit in units.split(1)])
         together = self._labelled(self.population.batch(units)).labels
-        drawn = any(not torch.equal(before[name], state) for name, state in global_random(units.device).items())
-        set_global_random(before, self.population.device)
+        drawn = self._drew(before)
         alike = drawn or (alone.shape == together.shape and _alike(alone, together))
         return "" if alike else "the label of a record changes with the others of its batch"
 
@@ -231,8 +230,7 @@ class Looking:
         norms = self.norms_of(self.batch(few))
         vectors = torch.stack([self.contributing.weighted_sum(weights) for weights in ones.diag()])
         together = self.contributing.weighted_sum(ones)
-        drawn = any(not torch.equal(before[name], state) for name, state in global_random(few.device).items())
-        set_global_random(before, self.population.device)
+        drawn = self._drew(before)
         if not bool(norms.isfinite().all()):
             return ""
         room = 0.02 * norms.max() + 1e-12  # in half precision a batch of other size rounds otherwise
@@ -247,6 +245,12 @@ class Looking:
         if not drawn and self.contributing.remembers and len(few) == TRIED and self._remembered(few):
             return "the vector of a record changes with the records of earlier batches"
         return ""
+
+    def _drew(self, before: Mapping[str, Tensor]) -> bool:
+        """Whether torch's generators were drawn from since they had these states, which they get again."""
+        now = global_random(self.population.device)
+        set_global_random(before, self.population.device)
+        return any(not torch.equal(before[name], state) for name, state in now.items())
 
     def _remembered(self, few: Tensor) -> bool:
         """Whether one unit's vector differs after a step with another unit alone, and after one with a third."""
