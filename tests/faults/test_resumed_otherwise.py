@@ -318,11 +318,23 @@ def test_a_run_that_may_stop_early_pays_for_the_crash_beyond_its_cap(
             privacy=PrivacySettings(noise_multiplier=1.0), training=TrainingSettings(epochs=3, batch_size=10),
         )
     )  # fmt: skip
-    assert charged > cap.count
+    assert charged > 5
     assert resumed["epsilon"] == epsilon([dataclasses.replace(cap, count=cap.count + charged)], 1e-5).value
     assert resumed["epsilon"] > whole["epsilon"] == epsilon([cap], 1e-5).value
     for told in (resumed, whole):  # what the report tells a reader to do
         assert epsilon([Event.from_dict(event) for event in told["charged"]], 1e-5).value == told["epsilon"]
+
+
+@pytest.mark.parametrize("steps_done", [1, 5])
+def test_a_crash_of_a_short_run_costs_little_of_what_the_run_does(
+    tmp_path: Path, power_cut: Any, steps_done: int
+) -> None:
+    """A block of 64 steps was charged ahead of a run of 18: a crash in its first step cost more than three runs."""
+    with power_cut(after=steps_done):
+        live(tmp_path, "dpsgd", {}, PARTS, resume=False, secure=True)
+    (whole,) = live(tmp_path, "dpsgd", {}, PARTS, resume=True, secure=True).privacy["ledger"]
+    taken_again = whole["count"] - 18
+    assert steps_done <= taken_again < steps_done + 18 / 8
 
 
 def test_a_new_life_shares_no_dropout_with_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

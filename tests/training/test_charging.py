@@ -22,7 +22,7 @@ from equidp.parameters import Settings, resolve
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.training.nodes import Trained, plan_training, train_network
 from equidp.training.charging import _split, enter, enter_more, planned, repeated, stated_beyond
-from equidp.training.journal import BLOCK
+from equidp.training.journal import block_of
 from equidp.training.statement import privacy_statement
 
 pytestmark = pytest.mark.usefixtures("coarse")
@@ -201,12 +201,13 @@ def test_steps_that_a_secure_run_repeats_are_entered_before_it_goes_on(tmp_path:
 
     parts_of = (parts.train, parts.test, parts.public)
     steps = Plan(**plan).steps
-    for of, entered_then in ((first, [steps]), (again, [steps, BLOCK]), (again, [steps, BLOCK, BLOCK])):
+    block = block_of(steps)
+    for of, entered_then in ((first, [steps]), (again, [steps, block]), (again, [steps, block, block])):
         with pytest.raises(Crash):
             life(of, 4)  # there is a checkpoint after two epochs, and none after
         assert counts() == entered_then
     statement = life(again, 0)[2]
-    assert counts() == [steps, BLOCK, BLOCK, BLOCK]
+    assert counts() == [steps, block, block, block]
     assert sum(event["count"] for event in statement["ledger"]) == sum(counts())
 
 

@@ -39,8 +39,10 @@ from equidp.system.files import durable, locked, private, storage_error, sync_fo
 ABANDONED = "-abandoned-"
 """In the name of a journal that a run left behind where another began anew; it stays, and nothing is resumed by it."""
 
-BLOCK = 64
-"""Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash."""
+BLOCK, SHARE = 64, 8
+"""Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash. Of a run of few
+steps a block is at most one in so many, or a crash would cost more than the run.
+"""
 
 SHOWN_DIFFERENCES = 6
 """So many differing settings are named in a refusal."""
@@ -50,6 +52,11 @@ DIGEST = re.compile(r"'[0-9a-f]{64}'")
 
 CHECK_LENGTH = 16
 """Hexadecimal digits of a line's check."""
+
+
+def block_of(steps: int) -> int:
+    """How many steps a run of so many charges ahead."""
+    return max(1, min(BLOCK, steps // SHARE))
 
 
 class Journal:

@@ -30,7 +30,7 @@ from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of
 from equidp.training.digests import CODE_DIGEST, LIBRARIES, code_of_others, fingerprint, initial_state
-from equidp.training.journal import BLOCK
+from equidp.training.journal import block_of
 from equidp.training.networks import augmentation, class_weights, loss_of, make_model
 from equidp.training.planning import groups_of, refuse_test_records
 from equidp.training.ranks.peers import Peers
@@ -180,7 +180,8 @@ def _keeper(
         asked,
         resume=request.resume,
         every_epochs=request.checkpoint_every,
-        block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
+        # a budget has no room for steps that were charged and not taken
+        block=1 if budgeted else block_of(request.plan.steps),
         code=code,
         repeating=not graphs,  # whether a new recording repeats an old one was not tried on a GPU
     )
