@@ -282,6 +282,7 @@ def test_the_smallest_noise_meets_its_target_after_few_tries(cost: Any, tries: i
     assert len(asked) <= tries
 
 
+@pytest.mark.slow
 def test_trials_of_other_events_may_cost_more_together_than_each_states() -> None:
     """Why a cap is for trials of the same events: each of two meets its target as one of two that are alike."""
 

@@ -1069,7 +1069,7 @@ class TestJointBound:
     """A side release and the weighted sum beside it: no record moves both by more than the step is charged for."""
 
     @pytest.mark.parametrize(("name", "options"), BESIDE)
-    @pytest.mark.parametrize("size", [1e-6, 1.0, 3e4])
+    @pytest.mark.parametrize("size", [1.0, *(pytest.param(size, marks=pytest.mark.slow) for size in (1e-6, 3e4))])
     def test_no_record_is_found_that_moves_both_by_more(
         self, lab: Any, name: str, options: dict[str, Any], size: float
     ) -> None:

@@ -18,6 +18,8 @@ from equidp.errors import EquidpError
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.training import plan_run
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 PLAN = Plan(records=2000, batch_size=500, epochs=2, groups=3, delta=1e-4, noise_multiplier=0.0)
 FILTERED = {"asc", "dpis"}
 """Algorithms that keep a sound budget while they train."""

@@ -392,6 +392,7 @@ class Seen(SecureRandom):
         return super().perturb(values, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
 
 
+@pytest.fixture(scope="module")
 def thresholds() -> tuple[nn.Module, Tensor, float]:
     """A model, a record, and its norm beside two others where it is another one beside three: libraries take another
     kernel for so few rows. It is no secret: the first weights are public.
@@ -416,8 +417,10 @@ def thresholds() -> tuple[nn.Module, Tensor, float]:
         ("dpsgd_global", "strict_clip_norm", None),
     ],
 )
-def test_one_record_more_moves_no_other_across_a_threshold(name: str, option: str, physical: int | None) -> None:
-    model, record, threshold = thresholds()
+def test_one_record_more_moves_no_other_across_a_threshold(
+    thresholds: tuple[nn.Module, Tensor, float], name: str, option: str, physical: int | None
+) -> None:
+    model, record, threshold = thresholds
     there = [3, 4] if physical is None else [physical + 3, physical + 4]
     released = []
     for count in there:
