@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,8 @@ from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load
 from tests.data.sources.tiny import write_tiny
 
-from equidp.accounting.dataset_ledger import Spent
+from equidp.accounting.dataset_ledger import Entry, Spent, total_epsilon
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Membership, Schema
@@ -29,7 +31,9 @@ from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
 from equidp.models import build_model
+from equidp.models.weights import Weights
 from equidp.parameters import PrivacySettings, ReleaseSettings, TrainingSettings, resolve
+from equidp.pipelines.release.nodes import write_asked_release
 from equidp.pipelines.training.nodes import model_card as written_with
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release import facts as what_goes_out
@@ -39,6 +43,7 @@ from equidp.reporting.release.lines import as_json
 from equidp.reporting.release.registry import registry_entry
 from equidp.tasks import task_of
 from equidp.training import privacy_statement
+from equidp.training.charging import ledger_of
 
 SCHEMA = Schema(
     "clinic", "tabular", (3,), ("no", "yes"), {"class": ("no", "yes"), "sex": ("f", "m|n")}, ("a", "b", "c")
@@ -117,6 +122,26 @@ def files(release: ReleaseSettings | None = None, **given: Any) -> dict[str, byt
         given.get("card", card()), 8, given.get("privacy", statement()), release or ReleaseSettings(), **inputs
     )
     return release_files(facts, model.state_dict())
+
+
+@pytest.mark.parametrize("word", ["person", "unit"])
+def test_documents_that_are_written_later_tell_the_total_of_the_runs_own_unit(tmp_path: Path, word: str) -> None:
+    """The command may leave `privacy.unit` out: of the record's total they said that it was what a person pays."""
+    column = {"kind": "numeric", "minimum": 0, "maximum": 9}
+    options = {"path": "t.csv", "label": "y", "classes": ["no", "yes"], "unit": "person", "features": {"a": column}}
+    given = {"dataset": "clinic", "model": {"name": "logistic"}, "data": {"source": "table", "options": options}}
+    later = resolve(given | {"privacy": {"noise_multiplier": 1.5, "delta": 1e-5}})
+    one = Entry("1", "training", "dpsgd", "split", "train", "record", secure=True, events=(Event(1.0, 20.0),))
+    persons = replace(one, run="2", unit="person", events=(Event(1.0, 1.5),))
+    ledger = ledger_of(tmp_path, later)
+    ledger.charge([one, persons], delta=1e-5)
+    found = write_asked_release(
+        Weights(network().state_dict(), card(source="table", source_options=options)),
+        *(statement(unit=word), metrics(), {}, {}, tmp_path, later),
+    )
+    together = json.loads(found["registry.json"])["topics"]["Tier 3: details"]["together"]["value"]
+    due = total_epsilon([persons], 1e-5)
+    assert (together["secure_runs"], together["other_units"], together["epsilon"]) == (1, 1, pytest.approx(due))
 
 
 def test_what_secure_noise_leaves_open_is_told() -> None:

@@ -41,15 +41,17 @@ def write_asked_release(
     """
     if not privacy:
         raise EquidpError("This run has no privacy.json, so its training did not finish: train first.")
-    entries = ledger_of(ledgers, settings).entries()
+    card, entries = model.card, ledger_of(ledgers, settings).entries()
+    # the run's own, which a later command may have left out: the total of another unit would pass for this one's
+    unit = unit_in_ledger(privacy["unit"], card.get("source", ""), card.get("source_options") or {})
     facts = released_facts(
-        model.card,
+        card,
         sum(tensor.numel() for tensor in model.tensors.values()),
         privacy,
         settings.release,
         metrics=metrics,
         released_metrics=metrics_release,
         audit=audit,
-        counted=spent(entries, privacy["delta"], unit_in_ledger(settings)),
+        counted=spent(entries, privacy["delta"], unit),
     )
     return release_files(facts, model.tensors)
