@@ -144,6 +144,17 @@ def test_documents_that_are_written_later_tell_the_total_of_the_runs_own_unit(tm
     assert (together["secure_runs"], together["other_units"], together["epsilon"]) == (1, 1, pytest.approx(due))
 
 
+@pytest.mark.parametrize("unit", ["record", "image", "review"])
+def test_whatever_one_record_is_called_a_person_may_be_behind_several(unit: str) -> None:
+    registry, checklist = (
+        files(privacy=statement(unit=unit))[name].decode() for name in ("registry.md", "checklist.md")
+    )
+    assert f"One {unit}. One person may be behind several of them." in registry
+    assert f"A person with several {unit}s has a weaker guarantee." in checklist
+    persons = files(privacy=statement(unit="person"))
+    assert "One person. All its records together." in persons["registry.md"].decode()
+
+
 def test_what_secure_noise_leaves_open_is_told() -> None:
     registry, checklist = (files()[name].decode() for name in ("registry.md", "checklist.md"))
     for text in (registry, checklist):

@@ -138,6 +138,8 @@ def test_units_of_other_columns_have_totals_of_their_own(tmp_path: Path, caplog:
     assert [one.unit for one in found] == ["person", "person", "family"]
     with pytest.raises(EquidpError, match=r"several units \(person, family\)"):
         entered(tmp_path, table(unit="family", privacy={"total_epsilon": 100.0}))
+    # medical records, of many rows each: runs by row have another total
+    assert entered(tmp_path, table(unit="record"))[-1].unit != entered(tmp_path, table())[-1].unit == "record"
     with caplog.at_level(logging.INFO):
         draw_ledger(tmp_path, table())
     assert "a person pays for the others too" in caplog.text

@@ -98,7 +98,8 @@ def unit_in_ledger(unit: str, source_name: str, options: Mapping[str, Any]) -> s
     """
     if unit in record_words():
         return "record"
-    return source(source_name, options).words()[1] if unit == "unit" else unit
+    word = source(source_name, options).words()[1] if unit == "unit" else unit
+    return f"column {word}" if word == "record" else word  # what each row is, where nobody declares a unit
 
 
 def enter(
