@@ -75,6 +75,9 @@ TUNED = "tuned"
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 """Names that become folders: nothing that could leave the project."""
 
+TAKEN = ("release", "workplace", "nonprivate")
+"""Folders within a run's own, which are no `run_label`: a run without one replaces `release`, and gives it away."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -187,6 +190,8 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
         raise EquidpError(f"seed={seed!r}: give a whole number.")
     raw_dir = _raw_dir(given.get("raw_dir"))
     run_label = _folder_name("run_label", given.get("run_label") or "", empty=True)
+    if run_label.lower() in TAKEN:
+        raise EquidpError(f"run_label={run_label}: a run without a label has a folder of that name; take another word.")
     resume = _yes_or_no("resume", given.get("resume", False))
     data, privacy, training, operation, model, audit, report, release, tune = (
         made for name, kinds in blocks.items() for made in _section(name, kinds, given.get(name))
