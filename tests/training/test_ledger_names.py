@@ -83,7 +83,7 @@ def test_a_third_run_connects_two_data_sets_and_a_limit_counts_both(tmp_path: Pa
     assert len(entered(tmp_path, one, RAW)) == len(entered(tmp_path, two, OTHER)) == 1
     spent = total_epsilon(ledger_of(tmp_path, one).entries(), 1e-5)
     moved = table("one", path="two.csv", privacy={"total_epsilon": 1.5 * spent})
-    with pytest.raises(EquidpError, match="Nothing was trained"):
+    with pytest.raises(EquidpError, match="dpsgd was not trained"):
         entered(tmp_path, moved, OTHER)
     assert len(entered(tmp_path, table("one", path="two.csv"), OTHER)) == 3
 
