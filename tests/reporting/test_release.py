@@ -620,6 +620,9 @@ def test_exact_figures_beside_those_with_noise_are_refused():
     noised = {"epsilon": 0.5, "delta": 1e-6, "overall": {"accuracy": 0.8091}, "groups": {}}
     with pytest.raises(EquidpError, match="with noise, and the exact ones beside them would undo it"):
         files(ReleaseSettings(unprotected=("test",)), released_metrics=noised)
+    promised = statement(evaluation={"part": "test", "epsilon": 0.5, "delta": 1e-6})
+    with pytest.raises(EquidpError, match="would undo it"):  # whose file was moved out of the run's folder to go out
+        files(ReleaseSettings(unprotected=("test",)), privacy=promised)
 
 
 def test_a_secure_run_writes_its_documents_and_any_other_on_request():

@@ -204,7 +204,8 @@ def released_facts(
         raise EquidpError(
             f"The model is {card.get('algorithm')}'s and the privacy statement {privacy['algorithm']}'s: train again."
         )
-    if released_metrics and "test" in settings.unprotected:
+    # the statement promises their ε, also where the file is not there: it may have gone out by itself
+    if (released_metrics or privacy.get("evaluation")) and "test" in settings.unprotected:
         raise EquidpError(
             "release.unprotected=test: this run released figures of its test records with noise, and the exact ones "
             "beside them would undo it. Leave it out."
