@@ -298,7 +298,7 @@ def test_what_may_not_go_out_is_in_no_file(asked):
     for plant in PLANTED.values():
         plant(given)
     planted = given.pop("metrics_release")
-    given["released_metrics"] = None if "test" in asked else planted  # one of the two alone may go out
+    given["released_metrics"] = None if asked else planted  # exact figures of test records do not go out beside these
     given["audit"]["training"] = AUDITED | {"membership": given["privacy"]["membership"], "card": given["card"]}
     found = files(ReleaseSettings(unprotected=asked), **given)
     assert lines_of(document(found, "reidentification"))["audit"]["status"] == (
@@ -639,6 +639,26 @@ def test_exact_figures_beside_those_with_noise_are_refused():
     promised = statement(evaluation={"part": "test", "epsilon": 0.5, "delta": 1e-6})
     with pytest.raises(EquidpError, match="would undo it"):  # whose file was moved out of the run's folder to go out
         files(ReleaseSettings(unprotected=("test",)), privacy=promised)
+
+
+def test_membership_inference_of_records_that_have_an_epsilon_is_refused():
+    """It compares training records with test records, and trains on both."""
+    asked, promised = ReleaseSettings(unprotected=("audit",)), {"part": "test", "epsilon": 0.5, "delta": 1e-6}
+    promised |= {"unit": "record", "adjacency": "add or remove one record", "tables": ["sex"], "trials": {"max": 1}}
+    promised |= {"mechanism": Event(1.0, 8.0).to_dict(), "sensitivity": 1.0, "bins": 10}
+    with pytest.raises(EquidpError, match="tells exactly of the records that this run was evaluated on"):
+        files(asked, privacy=statement(evaluation=promised))
+    with pytest.raises(EquidpError, match="tells exactly of the records that this run was evaluated on"):
+        files(asked, metrics=metrics() | {"evaluated_on": "validation"})
+    canaries_alone = files(asked, privacy=statement(evaluation=promised), audit=audit(membership={}))
+    assert b"77 of 200 guesses" in canaries_alone["reidentification.md"]
+    settings = {"dataset": "digits", "release": {"unprotected": "audit"}}
+    noised = {"privacy": {"epsilon": 1.0, "evaluation": {"epsilon": 1.0}}}
+    held_back = {"privacy": {"epsilon": 1.0}, "data": {"evaluate_on": "validation"}}
+    for protecting in (noised, held_back):
+        with pytest.raises(EquidpError, match="would publish membership inference"):
+            resolve(settings | protecting)
+        assert resolve(settings | protecting | {"audit": {"membership": False}}).release.unprotected == ("audit",)
 
 
 def test_a_secure_run_writes_its_documents_and_any_other_on_request():

@@ -197,7 +197,7 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
         made for name, kinds in blocks.items() for made in _section(name, kinds, given.get(name))
     )
     data = _sourced(data, dataset)
-    _refuse_exact_figures(release, data, privacy)
+    _refuse_exact_figures(release, data, privacy, audit)
     model, data = _with_network(model, data, training)
     _refuse_other_units(data, privacy)
     _refuse_strata(data, privacy)
@@ -293,8 +293,16 @@ def _with_network(
     return model, data
 
 
-def _refuse_exact_figures(release: ReleaseSettings, data: DataSettings, privacy: PrivacySettings) -> None:
+def _refuse_exact_figures(
+    release: ReleaseSettings, data: DataSettings, privacy: PrivacySettings, audit: AuditSettings
+) -> None:
     """Refuse to publish exact figures of records that something protects."""
+    protected = data.evaluate_on == "validation" or privacy.evaluation.epsilon is not None
+    if "audit" in release.unprotected and audit.membership and protected:
+        raise EquidpError(
+            f"release.unprotected=audit would publish membership inference: exact figures of {data.evaluate_on} "
+            "records, too, which are protected here. Leave it out, or audit by canaries alone (audit.membership=false)."
+        )
     if "test" not in release.unprotected:
         return
     if data.evaluate_on == "validation":
