@@ -46,7 +46,7 @@ def write_asked_release(
         raise EquidpError("This run has no privacy.json, so its training did not finish: train first.")
     card, entries = model.card, ledger_of(ledgers, settings).entries()
     # the run's own, which a later command may have left out: the total of another unit would pass for this one's
-    unit = unit_in_ledger(privacy["unit"], card.get("source", ""), card.get("source_options") or {})
+    unit = unit_in_ledger(privacy.get("unit") or "record", card.get("source", ""), card.get("source_options") or {})
     counted = spent(entries, privacy["delta"], unit)
     if counted is not None and _without(counted, privacy):
         logger.warning(
