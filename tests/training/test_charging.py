@@ -65,6 +65,16 @@ def test_a_run_that_goes_on_with_other_settings_is_entered_anew_and_within_the_l
     assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
 
 
+def test_a_workplace_that_was_copied_to_another_label_is_a_run_of_its_own(tmp_path: Path) -> None:
+    """Both take the steps that were left, each with other noise, and one of them was in no total."""
+    first, other = entered(tmp_path, settings()), dataclasses.replace(settings(resume=True), run_label="other")
+    assert entered(tmp_path, settings(resume=True)) == first
+    second = entered(tmp_path, other)
+    assert second != first
+    assert entered(tmp_path, other) == second
+    assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
+
+
 def test_what_a_continued_training_was_charged_more_is_entered_once(tmp_path: Path) -> None:
     of = settings()
     run = entered(tmp_path, of)

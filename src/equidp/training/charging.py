@@ -142,8 +142,10 @@ def enter(
             ledger.charge(gone, delta=privacy.delta)
         return run
     begun: list[str] = []
-    if settings.resume and place.is_file():
-        begun, before = json.loads(place.read_text(encoding="utf-8")).get("runs", []), ledger.entries()
+    here = [settings.dataset, settings.seed, settings.run_label]
+    kept = json.loads(place.read_text(encoding="utf-8")) if settings.resume and place.is_file() else {}
+    if kept.get("of", here) == here:  # one that was copied there goes on beside the first, and both train what is left
+        begun, before = kept.get("runs", []), ledger.entries()
         for known in begun:
             mine, asked = [entry for entry in before if entry.run == known], entries(known)
             if mine[: len(asked)] != asked:  # of other settings: it was charged for something else
@@ -154,7 +156,7 @@ def enter(
             return known
     run = secrets.token_hex(8)
     with replacing(place) as part:  # before the entry: a crash between the two enters the run anew, and never less
-        part.write_text(json.dumps({"runs": [*begun, run]}), encoding="utf-8")
+        part.write_text(json.dumps({"runs": [*begun, run], "of": here}), encoding="utf-8")
     ledger.charge(entries(run), delta=privacy.delta, limit=privacy.total_epsilon)
     return run
 
