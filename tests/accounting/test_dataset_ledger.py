@@ -118,7 +118,7 @@ def test_a_run_beyond_the_limit_is_refused_and_nothing_is_written(tmp_path: Path
     for _ in range(4):
         ledger.charge([entry()], delta=DELTA, limit=limit)
     before = ledger.path.read_bytes()
-    with pytest.raises(EquidpError, match="Nothing was trained"):
+    with pytest.raises(EquidpError, match="dpsgd was not trained"):
         ledger.charge([entry(secure=False), entry()], delta=DELTA, limit=limit)
     assert ledger.path.read_bytes() == before
     ledger.charge([entry(secure=False)], delta=DELTA, limit=limit)

@@ -108,6 +108,18 @@ def test_no_name_can_leave_the_project(setting: str, escape: str) -> None:
         parameters.resolve(VALID | {setting: escape})
 
 
+def test_no_label_is_a_folder_that_a_run_without_one_has() -> None:
+    """Of two secure runs the second replaced all results of the first, which was labelled `release`."""
+    catalog = (SOURCE_ROOT.parents[1] / "conf" / "base" / "catalog.yml").read_text(encoding="utf-8")
+    placed = re.findall(r"type: (\S+)\n  filepath: \S+/\$\{_run\}/([^/\s]+)(/?)", catalog)
+    folders = {name for kind, name, below in placed if below or kind.endswith("FolderDataset")}
+    assert folders == {"release", "workplace", "nonprivate"}
+    for name in (*folders, "Release"):
+        with pytest.raises(EquidpError, match=f"run_label={name}: a run without a label has a folder of that name"):
+            parameters.resolve(VALID | {"run_label": name})
+    assert parameters.resolve(VALID | {"run_label": "release-2"}).run_label == "release-2"
+
+
 # --------------------------------------------------------------------------------------------------------------- files
 
 FILES = sorted(set(WRITERS) - {"diabetes", "diabetes_bands", "digits"})  # these come with scikit-learn and read no file

@@ -248,6 +248,15 @@ def test_declared_trials_are_stated_and_no_others():
     assert "suffices to recompute" not in drawn
 
 
+def test_exact_figures_of_records_that_have_an_epsilon_may_not_choose():
+    """Of trials under a law the best by such a figure tells of the records, whatever the noise of what is released."""
+    entry = {"part": "test", "epsilon": 1.0, "delta": 1e-5, "unit": "record", "adjacency": "add or remove one record"}
+    entry |= {"mechanism": Event(1.0, 4.0).to_dict(), "sensitivity": 1.0, "tables": ["sex"], "bins": 10}
+    for trials in ({"max": 1}, {"law": "geometric", "mean": 5.0}):
+        text = privacy_report(honest(trials=trials, evaluation=entry | {"trials": trials}))
+        assert "must decide on nothing that goes out, such as which of several models does" in text
+
+
 def test_what_a_run_did_not_do_is_said_of_the_run_and_not_of_all_runs():
     """An earlier one in research mode may have measured the same test records, and trained a baseline."""
     tuned = privacy_report(honest(tuning={"score": "accuracy", "grid": {"training.epochs": ["1"]}, "validation": None}))

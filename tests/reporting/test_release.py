@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,8 @@ from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load
 from tests.data.sources.tiny import write_tiny
 
-from equidp.accounting.dataset_ledger import Spent
+from equidp.accounting.dataset_ledger import Entry, Spent, total_epsilon
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Membership, Schema
@@ -29,7 +31,9 @@ from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
 from equidp.models import build_model
+from equidp.models.weights import Weights
 from equidp.parameters import PrivacySettings, ReleaseSettings, TrainingSettings, resolve
+from equidp.pipelines.release.nodes import write_asked_release
 from equidp.pipelines.training.nodes import model_card as written_with
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release import facts as what_goes_out
@@ -39,6 +43,7 @@ from equidp.reporting.release.lines import as_json
 from equidp.reporting.release.registry import registry_entry
 from equidp.tasks import task_of
 from equidp.training import privacy_statement
+from equidp.training.charging import ledger_of
 
 SCHEMA = Schema(
     "clinic", "tabular", (3,), ("no", "yes"), {"class": ("no", "yes"), "sex": ("f", "m|n")}, ("a", "b", "c")
@@ -117,6 +122,53 @@ def files(release: ReleaseSettings | None = None, **given: Any) -> dict[str, byt
         given.get("card", card()), 8, given.get("privacy", statement()), release or ReleaseSettings(), **inputs
     )
     return release_files(facts, model.state_dict())
+
+
+@pytest.mark.parametrize("word", ["person", "unit"])
+def test_documents_that_are_written_later_tell_the_total_of_the_runs_own_unit(tmp_path: Path, word: str) -> None:
+    """The command may leave `privacy.unit` out: of the record's total they said that it was what a person pays."""
+    column = {"kind": "numeric", "minimum": 0, "maximum": 9}
+    options = {"path": "t.csv", "label": "y", "classes": ["no", "yes"], "unit": "person", "features": {"a": column}}
+    given = {"dataset": "clinic", "model": {"name": "logistic"}, "data": {"source": "table", "options": options}}
+    later = resolve(given | {"privacy": {"noise_multiplier": 1.5, "delta": 1e-5}})
+    one = Entry("1", "training", "dpsgd", "split", "train", "record", secure=True, events=(Event(1.0, 20.0),))
+    persons = replace(one, run="2", unit="person", events=(Event(1.0, 1.5),))
+    ledger = ledger_of(tmp_path, later)
+    ledger.charge([one, persons], delta=1e-5)
+    found = write_asked_release(
+        Weights(network().state_dict(), card(source="table", source_options=options)),
+        *(statement(unit=word), metrics(), {}, {}, tmp_path, later),
+    )
+    together = json.loads(found["registry.json"])["topics"]["Tier 3: details"]["together"]["value"]
+    due = total_epsilon([persons], 1e-5)
+    assert (together["secure_runs"], together["other_units"], together["epsilon"]) == (1, 1, pytest.approx(due))
+
+
+def test_no_total_is_told_by_a_ledger_that_cannot_hold_the_run(tmp_path: Path, caplog: Any) -> None:
+    """Of a run that was copied from elsewhere, or lost: it told a total below the ε beside it."""
+    settings = resolve({"dataset": "digits", "model": {"name": "logistic"}, "privacy": {"noise_multiplier": 1.5}})
+    told = []
+    for number, noise in enumerate((20.0, 1.0)):
+        events = (Event(1.0, noise),)
+        entry = Entry(str(number), "training", "dpsgd", "split", "train", "record", secure=True, events=events)
+        ledger_of(tmp_path, settings).charge([entry], delta=1e-5)
+        model = Weights(network().state_dict(), card(source="digits", source_options={}))
+        found = write_asked_release(model, statement(), metrics(), {}, {}, tmp_path, settings)
+        told.append(json.loads(found["registry.json"])["topics"]["Tier 3: details"]["together"])
+    assert "value" not in told[0]
+    assert "has lost this run" in caplog.text
+    assert told[1]["value"]["epsilon"] >= statement()["epsilon"]
+
+
+@pytest.mark.parametrize("unit", ["record", "image", "review"])
+def test_whatever_one_record_is_called_a_person_may_be_behind_several(unit: str) -> None:
+    registry, checklist = (
+        files(privacy=statement(unit=unit))[name].decode() for name in ("registry.md", "checklist.md")
+    )
+    assert f"One {unit}. One person may be behind several of them." in registry
+    assert f"A person with several {unit}s has a weaker guarantee." in checklist
+    persons = files(privacy=statement(unit="person"))
+    assert "One person. All its records together." in persons["registry.md"].decode()
 
 
 def test_what_secure_noise_leaves_open_is_told() -> None:
@@ -246,7 +298,7 @@ def test_what_may_not_go_out_is_in_no_file(asked):
     for plant in PLANTED.values():
         plant(given)
     planted = given.pop("metrics_release")
-    given["released_metrics"] = None if "test" in asked else planted  # one of the two alone may go out
+    given["released_metrics"] = None if asked else planted  # exact figures of test records do not go out beside these
     given["audit"]["training"] = AUDITED | {"membership": given["privacy"]["membership"], "card": given["card"]}
     found = files(ReleaseSettings(unprotected=asked), **given)
     assert lines_of(document(found, "reidentification"))["audit"]["status"] == (
@@ -584,6 +636,29 @@ def test_exact_figures_beside_those_with_noise_are_refused():
     noised = {"epsilon": 0.5, "delta": 1e-6, "overall": {"accuracy": 0.8091}, "groups": {}}
     with pytest.raises(EquidpError, match="with noise, and the exact ones beside them would undo it"):
         files(ReleaseSettings(unprotected=("test",)), released_metrics=noised)
+    promised = statement(evaluation={"part": "test", "epsilon": 0.5, "delta": 1e-6})
+    with pytest.raises(EquidpError, match="would undo it"):  # whose file was moved out of the run's folder to go out
+        files(ReleaseSettings(unprotected=("test",)), privacy=promised)
+
+
+def test_membership_inference_of_records_that_have_an_epsilon_is_refused():
+    """It compares training records with test records, and trains on both."""
+    asked, promised = ReleaseSettings(unprotected=("audit",)), {"part": "test", "epsilon": 0.5, "delta": 1e-6}
+    promised |= {"unit": "record", "adjacency": "add or remove one record", "tables": ["sex"], "trials": {"max": 1}}
+    promised |= {"mechanism": Event(1.0, 8.0).to_dict(), "sensitivity": 1.0, "bins": 10}
+    with pytest.raises(EquidpError, match="tells exactly of the records that this run was evaluated on"):
+        files(asked, privacy=statement(evaluation=promised))
+    with pytest.raises(EquidpError, match="tells exactly of the records that this run was evaluated on"):
+        files(asked, metrics=metrics() | {"evaluated_on": "validation"})
+    canaries_alone = files(asked, privacy=statement(evaluation=promised), audit=audit(membership={}))
+    assert b"77 of 200 guesses" in canaries_alone["reidentification.md"]
+    settings = {"dataset": "digits", "release": {"unprotected": "audit"}}
+    noised = {"privacy": {"epsilon": 1.0, "evaluation": {"epsilon": 1.0}}}
+    held_back = {"privacy": {"epsilon": 1.0}, "data": {"evaluate_on": "validation"}}
+    for protecting in (noised, held_back):
+        with pytest.raises(EquidpError, match="would publish membership inference"):
+            resolve(settings | protecting)
+        assert resolve(settings | protecting | {"audit": {"membership": False}}).release.unprotected == ("audit",)
 
 
 def test_a_secure_run_writes_its_documents_and_any_other_on_request():

@@ -56,12 +56,22 @@ def test_a_run_enters_its_training_and_its_figures_and_one_that_goes_on_enters_n
 def test_a_run_that_goes_on_with_other_settings_is_entered_anew_and_within_the_limit(tmp_path: Path) -> None:
     first = entered(tmp_path, settings())
     other = settings(resume=True, evaluation={"epsilon": 4.0})
-    with pytest.raises(EquidpError, match=r"Nothing was trained"):
+    with pytest.raises(EquidpError, match=r"dpsgd was not trained"):
         entered(tmp_path, settings(resume=True, evaluation={"epsilon": 4.0}, total_epsilon=4.0))
     second = entered(tmp_path, other)
     assert second != first
     assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
     assert (entered(tmp_path, settings(resume=True)), entered(tmp_path, other)) == (first, second)
+    assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
+
+
+def test_a_workplace_that_was_copied_to_another_label_is_a_run_of_its_own(tmp_path: Path) -> None:
+    """Both take the steps that were left, each with other noise, and one of them was in no total."""
+    first, other = entered(tmp_path, settings()), dataclasses.replace(settings(resume=True), run_label="other")
+    assert entered(tmp_path, settings(resume=True)) == first
+    second = entered(tmp_path, other)
+    assert second != first
+    assert entered(tmp_path, other) == second
     assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
 
 
@@ -118,7 +128,7 @@ def test_the_ledger_holds_what_the_statement_of_a_run_that_may_stop_charges_afte
 def test_a_run_beyond_the_data_sets_total_is_refused_before_it_trains(tmp_path: Path) -> None:
     entered(tmp_path, settings())
     once = total_epsilon(DatasetLedger(tmp_path, "digits").entries(), 1e-5)
-    with pytest.raises(EquidpError, match=r"Nothing was trained"):
+    with pytest.raises(EquidpError, match=r"dpsgd was not trained"):
         entered(tmp_path, settings(total_epsilon=once * 1.05))
     assert len(DatasetLedger(tmp_path, "digits").entries()) == 2
 

@@ -83,7 +83,7 @@ def test_a_third_run_connects_two_data_sets_and_a_limit_counts_both(tmp_path: Pa
     assert len(entered(tmp_path, one, RAW)) == len(entered(tmp_path, two, OTHER)) == 1
     spent = total_epsilon(ledger_of(tmp_path, one).entries(), 1e-5)
     moved = table("one", path="two.csv", privacy={"total_epsilon": 1.5 * spent})
-    with pytest.raises(EquidpError, match="Nothing was trained"):
+    with pytest.raises(EquidpError, match="dpsgd was not trained"):
         entered(tmp_path, moved, OTHER)
     assert len(entered(tmp_path, table("one", path="two.csv"), OTHER)) == 3
 
@@ -138,6 +138,8 @@ def test_units_of_other_columns_have_totals_of_their_own(tmp_path: Path, caplog:
     assert [one.unit for one in found] == ["person", "person", "family"]
     with pytest.raises(EquidpError, match=r"several units \(person, family\)"):
         entered(tmp_path, table(unit="family", privacy={"total_epsilon": 100.0}))
+    # medical records, of many rows each: runs by row have another total
+    assert entered(tmp_path, table(unit="record"))[-1].unit != entered(tmp_path, table())[-1].unit == "record"
     with caplog.at_level(logging.INFO):
         draw_ledger(tmp_path, table())
     assert "a person pays for the others too" in caplog.text

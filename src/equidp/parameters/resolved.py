@@ -75,6 +75,9 @@ TUNED = "tuned"
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 """Names that become folders: nothing that could leave the project."""
 
+TAKEN = ("release", "workplace", "nonprivate")
+"""Folders within a run's own, which are no `run_label`: a run without one replaces `release`, and gives it away."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -187,12 +190,14 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
         raise EquidpError(f"seed={seed!r}: give a whole number.")
     raw_dir = _raw_dir(given.get("raw_dir"))
     run_label = _folder_name("run_label", given.get("run_label") or "", empty=True)
+    if run_label.lower() in TAKEN:
+        raise EquidpError(f"run_label={run_label}: a run without a label has a folder of that name; take another word.")
     resume = _yes_or_no("resume", given.get("resume", False))
     data, privacy, training, operation, model, audit, report, release, tune = (
         made for name, kinds in blocks.items() for made in _section(name, kinds, given.get(name))
     )
     data = _sourced(data, dataset)
-    _refuse_exact_figures(release, data, privacy)
+    _refuse_exact_figures(release, data, privacy, audit)
     model, data = _with_network(model, data, training)
     _refuse_other_units(data, privacy)
     _refuse_strata(data, privacy)
@@ -288,8 +293,16 @@ def _with_network(
     return model, data
 
 
-def _refuse_exact_figures(release: ReleaseSettings, data: DataSettings, privacy: PrivacySettings) -> None:
+def _refuse_exact_figures(
+    release: ReleaseSettings, data: DataSettings, privacy: PrivacySettings, audit: AuditSettings
+) -> None:
     """Refuse to publish exact figures of records that something protects."""
+    protected = data.evaluate_on == "validation" or privacy.evaluation.epsilon is not None
+    if "audit" in release.unprotected and audit.membership and protected:
+        raise EquidpError(
+            f"release.unprotected=audit would publish membership inference: exact figures of {data.evaluate_on} "
+            "records, too, which are protected here. Leave it out, or audit by canaries alone (audit.membership=false)."
+        )
     if "test" not in release.unprotected:
         return
     if data.evaluate_on == "validation":

@@ -48,7 +48,8 @@ def released_figures(privacy: Mapping) -> Section | None:
     )
     exact = (
         f"The exact figures of the {part} part (metrics.json, accuracy.json, cost_of_privacy.json, history.parquet, "
-        "report.html) stay inside: beside them this noise protects nobody."
+        "report.html) stay inside, and must decide on nothing that goes out, such as which of several models does: "
+        "beside them, or a choice by them, this noise protects nobody."
     )
     return Section(
         f"Figures of the {part} part",

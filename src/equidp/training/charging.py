@@ -18,7 +18,7 @@ from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
 from equidp.data.groupings import SPELLING
 from equidp.data.records import Membership
-from equidp.data.sources import source
+from equidp.data.sources import record_words, source
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import Settings
@@ -91,11 +91,15 @@ def ledger_of(folder: Path, settings: Settings, provenance: Mapping[str, Any] | 
     return DatasetLedger(folder, *names)
 
 
-def unit_in_ledger(settings: Settings) -> str:
-    """What entries call whom the run protects: `record`, or the source's own word for a unit."""
-    if not settings.privacy.by_unit:
+def unit_in_ledger(unit: str, source_name: str, options: Mapping[str, Any]) -> str:
+    """What entries call whom a run of this `privacy.unit` protects: `record`, or the source's own word for a unit.
+
+    Of a finished run its statement and its model's card say these three: a later command may leave the settings out.
+    """
+    if unit in record_words():
         return "record"
-    return source(settings.data.source, settings.data.options).words()[1]
+    word = source(source_name, options).words()[1] if unit == "unit" else unit
+    return f"column {word}" if word == "record" else word  # what each row is, where nobody declares a unit
 
 
 def enter(
@@ -138,8 +142,10 @@ def enter(
             ledger.charge(gone, delta=privacy.delta)
         return run
     begun: list[str] = []
-    if settings.resume and place.is_file():
-        begun, before = json.loads(place.read_text(encoding="utf-8")).get("runs", []), ledger.entries()
+    here = [settings.dataset, settings.seed, settings.run_label]
+    kept = json.loads(place.read_text(encoding="utf-8")) if settings.resume and place.is_file() else {}
+    if kept.get("of", here) == here:  # one that was copied there goes on beside the first, and both train what is left
+        begun, before = kept.get("runs", []), ledger.entries()
         for known in begun:
             mine, asked = [entry for entry in before if entry.run == known], entries(known)
             if mine[: len(asked)] != asked:  # of other settings: it was charged for something else
@@ -150,7 +156,7 @@ def enter(
             return known
     run = secrets.token_hex(8)
     with replacing(place) as part:  # before the entry: a crash between the two enters the run anew, and never less
-        part.write_text(json.dumps({"runs": [*begun, run]}), encoding="utf-8")
+        part.write_text(json.dumps({"runs": [*begun, run], "of": here}), encoding="utf-8")
     ledger.charge(entries(run), delta=privacy.delta, limit=privacy.total_epsilon)
     return run
 
@@ -164,13 +170,14 @@ def _entries(
     run: str,
 ) -> list[Entry]:
     """The entries of a run: its releases, and the figures that it will release."""
+    privacy, data = settings.privacy, settings.data
     raw = " ".join(str(provenance.get(of)) for of in ("raw_fingerprint", "version", "encoding"))
     split = _split(membership, settings, run, raw, held=("tuning", "train") in releases)
     found = dict(releases)
-    if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
+    if figures := figures_entry(privacy, data).get("evaluation"):
         event = Event.from_dict(figures["mechanism"])
-        found["figures", figures["part"]] = {"events": (event,)} | of_law(settings.privacy.trials)
-    unit, secure = unit_in_ledger(settings), settings.privacy.secure
+        found["figures", figures["part"]] = {"events": (event,)} | of_law(privacy.trials)
+    unit, secure = unit_in_ledger(privacy.unit, data.source, data.options), privacy.secure
     return [Entry(run, what, algorithm, split, part, unit, secure, **of) for (what, part), of in found.items()]
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
-from equidp.accounting.dataset_ledger import spent
+from equidp.accounting.dataset_ledger import Spent, spent
 from equidp.errors import EquidpError
 from equidp.models.weights import Weights
 from equidp.parameters import Settings
 from equidp.reporting.release import release_files, released_facts, wanted
 from equidp.training.charging import ledger_of, unit_in_ledger
+
+logger = logging.getLogger(__name__)
 
 
 def write_release(model: Weights, privacy: dict[str, Any], *others: Any) -> dict[str, bytes]:
@@ -41,15 +44,31 @@ def write_asked_release(
     """
     if not privacy:
         raise EquidpError("This run has no privacy.json, so its training did not finish: train first.")
-    entries = ledger_of(ledgers, settings).entries()
+    card, entries = model.card, ledger_of(ledgers, settings).entries()
+    # the run's own, which a later command may have left out: the total of another unit would pass for this one's
+    unit = unit_in_ledger(privacy.get("unit") or "record", card.get("source", ""), card.get("source_options") or {})
+    counted = spent(entries, privacy["delta"], unit)
+    if counted is not None and _without(counted, privacy):
+        logger.warning(
+            "The ledger of this data set has lost this run, or it is another project's: its total, ε = %.4g, is below "
+            "this run's own, and the documents tell none. Write them where the run was made, or put a copy back.",
+            counted.epsilon,
+        )
+        counted = None
     facts = released_facts(
-        model.card,
+        card,
         sum(tensor.numel() for tensor in model.tensors.values()),
         privacy,
         settings.release,
         metrics=metrics,
         released_metrics=metrics_release,
         audit=audit,
-        counted=spent(entries, privacy["delta"], unit_in_ledger(settings)),
+        counted=counted,
     )
     return release_files(facts, model.tensors)
+
+
+def _without(counted: Spent, privacy: dict[str, Any]) -> bool:
+    """Whether what the ledger counts cannot hold this run, as it is less; of a cap on trials one says nothing."""
+    alone = privacy.get("secure") and (privacy.get("trials") or {}).get("max", 1) == 1
+    return bool(alone) and counted.epsilon < privacy["epsilon"] * (1 - 1e-6)

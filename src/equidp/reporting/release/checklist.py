@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from equidp.data.sources import unit_noun
+from equidp.data.sources import record_words, unit_noun
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release.facts import SOFTWARE, Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
@@ -86,8 +86,8 @@ def _delta(delta: float, units: int) -> Line:
 def _unit(unit: str) -> Line:
     named = unit if unit == unit_noun(unit) else f"value of the column {unit!r}"
     several = (
-        "A person with several records has a weaker guarantee. The curator knows whether there are such people."
-        if unit == "record"
+        f"A person with several {unit}s has a weaker guarantee. The curator knows whether there are such people."
+        if unit in record_words()
         else "Records of other units are not protected by it, if a person is behind several units."
     )
     return Line("unit", "Whom does one unit stand for?", f"The unit is one {named}. {several}", unit)

@@ -204,12 +204,19 @@ def released_facts(
         raise EquidpError(
             f"The model is {card.get('algorithm')}'s and the privacy statement {privacy['algorithm']}'s: train again."
         )
-    if released_metrics and "test" in settings.unprotected:
+    # the statement promises their ε, also where the file is not there: it may have gone out by itself
+    if (released_metrics or privacy.get("evaluation")) and "test" in settings.unprotected:
         raise EquidpError(
             "release.unprotected=test: this run released figures of its test records with noise, and the exact ones "
             "beside them would undo it. Leave it out."
         )
     found = _audit(audit, privacy, card, exact="audit" in settings.unprotected)
+    held_back = (metrics or {}).get("evaluated_on", "test") != "test"
+    if found and found["membership"] and (released_metrics or privacy.get("evaluation") or held_back):
+        raise EquidpError(
+            "release.unprotected=audit: the audit's membership inference tells exactly of the records that this run "
+            "was evaluated on, too, and these are protected. Leave it out, or audit again with audit.membership=false."
+        )
     others = packages(privacy["algorithm"], card["model"], (card.get("training") or {}).get("options", {}))
     statement = _only(privacy, STATEMENT)
     if statement.get("secure"):

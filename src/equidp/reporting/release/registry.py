@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from equidp.data.sources import unit_named, unit_noun
+from equidp.data.sources import record_words, unit_named, unit_noun
 from equidp.reporting.privacy_report import but_repeated, recomputed
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
@@ -59,7 +59,9 @@ def _basics(facts: Facts) -> list[Line]:
 def _guarantee(facts: Facts) -> list[Line]:
     privacy = facts.privacy
     several = (
-        "One person may be behind several of them." if privacy["unit"] == "record" else "All its records together."
+        "One person may be behind several of them."
+        if privacy["unit"] in record_words()
+        else "All its records together."
     )
     return [
         Line("flavour", "Flavour", "(ε, δ)-differential privacy, approximate.", "approximate"),
