@@ -24,6 +24,7 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import segment_at
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.algorithms.dpsgd_quantile import QuantileCount
+from equidp.algorithms.naive import GroupSizeCounts
 from equidp.errors import EquidpError
 from equidp.mechanism.parts import (
     Added,
@@ -1139,6 +1140,41 @@ class TestJointBound:
             counted, weighed = torch.cat(seen[: len(seen) // 2]), torch.cat(seen[len(seen) // 2 :])
             assert len(counted) > chunk
             assert torch.equal(counted, weighed)
+
+    def test_a_record_that_the_model_writes_into_is_weighed_at_the_norm_it_was_counted_at(self, lab: Any) -> None:
+        class Lowering(nn.Module):
+            """Seldom enough for no trial of the model to show it."""
+
+            def forward(self, features: Tensor) -> Tensor:
+                features[features > 2] -= 2
+                return features
+
+        records = lab.records(40)
+        records.features.clamp_(-2, 2)
+        records.features[10::4, 0] = 9.0
+        trainer = lab.trainer(
+            "dpsgd_quantile",
+            {"counts_below": 0.6, "count_noise_multiplier": 1.25},
+            records=records,
+            model=nn.Sequential(Lowering(), nn.Linear(6, 3)),
+            physical_batch_size=3,
+        )
+        seen, norms = [], trainer.contributing.norms
+        trainer.contributing.norms = lambda batch: seen.append(norms(batch).clone()) or seen[-1]
+        for _ in range(4):
+            seen.clear()
+            trainer.run_steps(1)
+            counted, weighed = torch.cat(seen[: len(seen) // 2]), torch.cat(seen[len(seen) // 2 :])
+            assert len(counted) > 3
+            assert torch.equal(counted, weighed)
+
+    def test_a_bound_of_ones_own_is_taken_to_rest_on_the_norm(self) -> None:
+        class Own(GroupSizeCounts):
+            def joint_noise(self, rule: Any, plan: Any, noise_multiplier: float) -> float:
+                return noise_multiplier
+
+        assert Own().tied
+        assert not GroupSizeCounts().tied
 
     def test_a_part_that_changes_what_it_adds_does_not_inherit_the_bound(self, lab: Any) -> None:
         class Longer(FlatClip):

@@ -230,6 +230,38 @@ def test_a_record_of_huge_features_and_no_gradient_is_no_fault_of_the_model(
     assert norms.isfinite().all()
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_blank_image_is_no_fault_of_a_model_that_normalises_each_channel(place: int) -> None:
+    """The gradient of a bias that a normalisation takes out again is rounding, which a blank image makes large."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(16, 16), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2),
+        nn.GroupNorm(16, 16), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3),
+    )  # fmt: skip
+    features = torch.rand(6, 1, 12, 12)
+    features[place] = 0.0
+    assert GradientEngine(model, cross_entropy).norms(features, torch.arange(6) % 3).isfinite().all()
+
+
+@pytest.mark.parametrize("spoilt", ["features", "labels"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_record_that_is_not_finite_hides_no_model_that_mixes_records(place: int, spoilt: str) -> None:
+    class Largest(nn.Module):
+        """Leaves the records alone, but for those of the largest first number."""
+
+        def forward(self, features: Tensor) -> Tensor:
+            return features * (1 + (features[:, :1].nan_to_num() == features[:, :1].nan_to_num().max()))
+
+    def squares(outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs.sum(1) - labels).square()
+
+    features, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8.0)
+    (features if spoilt == "features" else labels)[place] = torch.nan
+    engine = GradientEngine(nn.Sequential(Largest(), nn.Linear(6, 3)), squares)
+    with pytest.raises(EquidpError, match="mixes records"):
+        engine.norms(features, labels)
+
+
 def test_a_model_is_tried_again_only_by_a_batch_of_twice_as_many_records(monkeypatch) -> None:
     tried = []
 

@@ -67,11 +67,6 @@ class SlackClipCounts(SmoothedClipCounts):
         more = max(0.0, noise_multiplier**-2 - plan.noise_multiplier**-2)
         return (self.noise(plan) ** -2 + more) ** -0.5
 
-    @property
-    def tied(self) -> bool:
-        """A record that was counted as short must be weighed as one."""
-        return True
-
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """The average to go on from, and the next step's C^k, `[K]`."""
         remembered = super().later(noised / self.shares(public, facts.plan), public, facts)

@@ -54,9 +54,8 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
         EquidpError: naming a parameter whose gradients are wrong or missing, or a parameter or buffer that changes, or
             saying that records mix or that norms are wrong.
     """
-    features, labels = features[:SEVERAL], labels[:SEVERAL]
-    # the first record and the next one with other features, as mixing does not show between equals; else one
-    two = [0, *(features != features[:1]).unsqueeze(1).flatten(1).any(1).nonzero()[:1, 0].tolist()]
+    features, labels = features[:SEVERAL].clone(), labels[:SEVERAL].clone()  # a model may write into its records
+    two = _first_two(features, labels)
     seed = torch.random.initial_seed()
     devices = [passes.device] if passes.device.type == "cuda" else []
     # with cuDNN's TF32 a sound model's gradients could differ by more than is allowed here
@@ -72,6 +71,21 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
             if _found_sound(passes, features[two], labels[two], seed) and len(two) == RECORDS:
                 _compare_several(passes, features, labels, seed)
     return len(features) if len(two) == RECORDS else 1
+
+
+def _first_two(features: Tensor, labels: Tensor) -> list[int]:
+    """The first record and the next one with other features, as mixing does not show between equals; else one.
+
+    Of those that are finite, if any are: one that is not shows nothing, and, first in every batch, would hide all. And
+    rather not of one number throughout: a normalisation makes rounding of a blank image, which differs from autograd's,
+    and to refuse it would tell of it.
+    """
+    rows = features.unsqueeze(1).flatten(1)
+    finite = rows.isfinite().all(1) & labels.isfinite().unsqueeze(1).flatten(1).all(1)
+    places = (finite if finite.any() else ~finite).nonzero().squeeze(1)
+    places = places[(rows == rows[:, :1]).all(1)[places].byte().argsort(stable=True)]
+    others = (rows[places] != rows[places[:1]]).any(1)
+    return [*places[:1].tolist(), *places[others][:1].tolist()]
 
 
 def _nearby(passes: BookKeeping) -> Tensor:

@@ -131,15 +131,18 @@ class Looking:
     def first_norms(self, batches: Sequence[Batch], release: SideRelease | None) -> list[Tensor]:
         """Contribution norms `[u]` of each chunk of a batch, which that release counts.
 
-        Where what a record adds to it is bounded by the norm, `norms_again` draws what a model with dropout drew here:
-        a record that is counted as short must not be weighed as a long one.
+        Where what a record adds to it is bounded by the norm, `norms_again` draws what a model with dropout drew here,
+        and has the records as they were, whatever the model wrote into them: a record that is counted as short must
+        not be weighed as a long one.
         """
         tied = len(batches) > 1 and release is not None and release.tied
         states, found = [], []
         for batch in batches:
+            seen = batch
             if tied:
                 states.append(global_random(self.population.device))
-            found.append(self.norms_of(batch))
+                seen = replace(batch, features=batch.features.clone(), labels=batch.labels.clone())
+            found.append(self.norms_of(seen))
         self.drawn = iter(states)
         return found
 

@@ -132,8 +132,11 @@ class SideRelease(Part, ABC):
 
     @property
     def tied(self) -> bool:
-        """Whether `joint_noise` rests on a record's norm, so that the norm weighed must be the one that was counted."""
-        return len(self.added()) > 1
+        """Whether `joint_noise` rests on a record's norm, so that the norm weighed must be the one that was counted.
+
+        Of another `joint_noise` than the one here nobody knows what it rests on.
+        """
+        return len(self.added()) > 1 or type(self).joint_noise is not SideRelease.joint_noise
 
     def objection(self, combination: Combination) -> str | None:
         """A statistic that nobody uses costs privacy for nothing."""
