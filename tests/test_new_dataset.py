@@ -206,6 +206,18 @@ def test_the_command_drafts_and_then_checks(project: Path, monkeypatch: pytest.M
     preset.unlink()
 
 
+def test_a_preset_of_another_label_or_unit_than_the_one_that_is_named_is_not_called_valid(project: Path) -> None:
+    """It was, and protected rows where the command had asked for persons."""
+    (project / "data" / "01_raw" / "homes.csv").write_text("person;smokes;works;x\n33;0;1;2\n44;1;0;3\n")
+    called(project, "data/01_raw/homes.csv", "--label", "smokes", "--label", "works")
+    preset = project / "conf" / "local" / "parameters" / "homes.yml"
+    preset.write_text(told(preset.read_text()))
+    for one, option in (("person", "--unit"), ("x", "--label")):
+        said = called(project, "data/01_raw/homes.csv", "--label", "works", option, one)
+        assert f"'homes' has a preset already, and it does not read '{one}' as label or unit: give another" in said
+    preset.unlink()
+
+
 def test_several_labels_are_drafted_and_checked(project: Path) -> None:
     """The check of these took a mask of two columns for one of rows."""
     (project / "data" / "01_raw" / "survey.csv").write_text("Alter (Jahre);smokes;works;x\n33;0;1;2\n44;1;0;3\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import servers
 
-from equidp.hooks import store
+from equidp.errors import first_line, without_password
 
 
 @pytest.mark.slow
@@ -31,4 +31,5 @@ def test_a_machine_without_postgresql_is_told_what_to_install(monkeypatch, capsy
     ],
 )
 def test_a_message_shows_a_stores_address_without_its_password(address: str, shown: str) -> None:
-    assert store.shown(address) == shown
+    assert without_password(address) == shown
+    assert first_line(OSError(f"{address}/get-by-name: no, a@b")) == f"OSError: {shown}/get-by-name: no, a@b"

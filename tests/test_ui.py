@@ -29,8 +29,8 @@ def test_of_a_server_elsewhere_the_addresses_are_told_and_nothing_is_started(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a server was started"))
-    assert ui.serve("http://mlflow.example.org:5000", "7", "127.0.0.1", 5000) == 0
+    assert ui.serve("http://me:secret@mlflow.example.org:5000", "7", "127.0.0.1", 5000) == 0
     runs, means, charts = capsys.readouterr().out.splitlines()
-    assert means.endswith("http://mlflow.example.org:5000/#/experiments/7/runs?viewStateShareKey=equidp-means")
+    assert means.endswith(": http://mlflow.example.org:5000/#/experiments/7/runs?viewStateShareKey=equidp-means")
     assert charts.endswith("equidp-means&compareRunsMode=CHART")
     assert runs.endswith("equidp-runs")

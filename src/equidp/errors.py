@@ -90,7 +90,15 @@ def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
     return f"{hint} {heading}: {listed_names(shown) or 'none'}{more}."
 
 
+def without_password(text: str) -> str:
+    """A text with the password of each address in it, as of `http://me:secret@host`, hidden: logs are passed on."""
+    return re.sub(r"(://[^/@:\s]*):\S*@", r"\1:***@", text)
+
+
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message behind its type's name, or that name alone: some have no message."""
-    text = [line for line in str(error).strip().splitlines() if not line.startswith(REMARK)]
+    """The first line of an exception's message behind its type's name, or that name alone: some have no message.
+
+    Passwords in addresses are hidden: libraries name the whole address that failed.
+    """
+    text = [line for line in without_password(str(error)).strip().splitlines() if not line.startswith(REMARK)]
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -122,7 +122,7 @@ def run_command(
     raw_dir = project / (loader["globals"]["raw_dir"] or Path("data") / "01_raw")
     presets = loader.presets()
     if name in presets:
-        _refuse_other(presets[name], name, file, catalog, raw_dir)
+        _refuse_other(presets[name], name, file, catalog, raw_dir, (*label, unit))
         places = list(_places(folder, {loader.base_env, read or loader.default_run_env}, name))
         found, start = check(project, places, partial(loader_at, project, read, {"dataset": name}))
         run = shlex.join(["--env", read]) + " " if read else ""
@@ -299,20 +299,21 @@ def write(file: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def _refuse_other(preset: Any, name: str, file: Path | None, catalog: str, raw_dir: Path) -> None:
-    """Refuse a name whose preset is of another table than the one that was named."""
+def _refuse_other(preset: Any, name: str, file: Path | None, catalog: str, raw: Path, named: Iterable[str]) -> None:
+    """Refuse a name whose preset is of another table than the one that was named, or of another label or unit."""
     data = preset.get("data") if isinstance(preset, dict) else None
     options = (data.get("options") if isinstance(data, dict) else None) or {}
-    own = [str(value) for value in options.values()] if isinstance(options, dict) else []
-    files = [_unpacked(raw_dir / one) for one in own if one]
-    if (catalog and catalog not in own) or (file and _unpacked(file) not in files):
+    values = options.values() if isinstance(options, dict) else []
+    own = [str(one) for value in values for one in (value if isinstance(value, list) else [value])]
+    files = [str((raw / one).resolve()).removesuffix(".gz") for one in own if one]
+    elsewhere = file and str(file.resolve()).removesuffix(".gz") not in files
+    other = [str(catalog or file)] if elsewhere or (catalog and catalog not in own) else []
+    other += [f"{one!r} as label or unit" for one in named if one and one not in own and MARK not in own]
+    if other:
         raise EquidpError(
-            f"The name {name!r} has a preset already, and it does not read {catalog or file}: give another by --name."
+            f"The name {name!r} has a preset already, and it does not read {', nor '.join(other)}: give another "
+            "by --name, or correct that preset, or remove it to have it drafted anew."
         )
-
-
-def _unpacked(path: Path) -> str:
-    return str(path.resolve()).removesuffix(".gz")
 
 
 def _places(folder: Path, environments: set[str], name: str) -> Iterator[tuple[Path, int, str]]:

@@ -8,7 +8,10 @@ import os
 import socket
 import sqlite3
 import sys
+import threading
 from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +117,43 @@ def test_an_address_that_cannot_be_one_is_refused_in_a_sentence(uri, words, monk
     with pytest.raises(EquidpError, match=words) as refused:
         store.connect(config)
     assert "secret" not in refused.value.message
+
+
+class Answering(BaseHTTPRequestHandler):
+    """A server that has one answer to everything."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (HTTPStatus.SERVICE_UNAVAILABLE, r"to http://me:\*\*\*@.*too many 503"),
+        (HTTPStatus.UNAUTHORIZED, r"asks for a login, .* MLFLOW_TRACKING_USERNAME and .* server\.credentials"),
+    ],
+)
+def test_a_server_that_refuses_is_told_without_the_password_in_its_address(status, words, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "false")
+    monkeypatch.setattr(Answering, "status", status)
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://me:secret@127.0.0.1:{server.server_port}"
+        experiment = {"name": "equidp", "create_experiment_kwargs": {}}
+        of = {"server": {"mlflow_tracking_uri": uri, "credentials": None}, "tracking": {"experiment": experiment}}
+        with pytest.raises(EquidpError, match=words) as refused:
+            store.connect({"mlflow": of})
+        server.shutdown()
+    assert "secret" not in refused.value.message
+    # nor does MLflow print it behind each run
+    assert os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] == "true"
 
 
 @pytest.mark.parametrize("place", ["127.0.0.1:{}", "127.0.0.1"])

@@ -161,6 +161,22 @@ def test_no_column_is_cut_off_where_a_page_is_printed(browser, reports, name):
     seen.page.close()
 
 
+def test_a_long_name_of_a_grouping_stays_in_its_card(browser, sample, tmp_path):
+    """A product of two columns of a table's own ran into the card beside it."""
+    long = "employment_status*highest_education"
+    documents = copy.deepcopy({"dpsgd": sample.documents["dpsgd"]})
+    for of in (documents["dpsgd"], documents["dpsgd"]["baseline"]):
+        for figures in (each for each in of.values() if isinstance(each, dict) and "sex" in each):
+            figures[long] = figures.pop("sex")
+    place = tmp_path / "report.html"
+    place.write_text(html_report(**sample.only("dpsgd").arguments() | {"documents": documents}), encoding="utf-8")
+    page = visit(browser, place, 1400).page
+    assert long in page.locator(".cards").inner_text()
+    cut = "[...document.querySelectorAll('.cards div')].filter(card => card.scrollWidth > card.clientWidth).length"
+    assert page.evaluate(cut) == 0
+    page.close()
+
+
 def test_groups_called_like_a_part_of_javascript_keep_their_places(browser, sample, tmp_path):
     """Plotly dropped `__proto__` and `constructor`, and every group behind them had its neighbour's name."""
     names = ("__proto__", "constructor", "Not stated")

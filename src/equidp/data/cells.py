@@ -114,10 +114,10 @@ def looks(name: str) -> str:
     return " ".join("".join(shown).split())
 
 
-def looks_as_id(name: str) -> str:
+def looks_as_id(name: str, decimal: str = ".") -> str:
     """`looks`, and one text for every way to write a number: `017`, `17.0` and `1.7e1` are 17."""
     shown = looks(name)
-    found = NUMERAL.fullmatch(shown)
+    found = NUMERAL.fullmatch(shown.replace(decimal, "."))
     if found is None or not (found[2] or found[3]):
         return shown
     sign, whole, part, power = found[1].strip("+"), found[2], found[3] or "", int(found[4] or 0)

@@ -30,7 +30,7 @@ from equidp.data.membership import identities
 from equidp.errors import UNSHOWN, EquidpError
 from equidp.options import Declared
 
-CUT_OFF = re.compile(r"-?\d(\.\d+)?[eE]\+\d+")
+CUT_OFF = re.compile(r"-?\d([.,]\d+)?[eE]\+\d+")
 """A long number as spreadsheets write it, with its last digits gone."""
 
 DASH = re.compile("[\u2010-\u2015\u2212]")
@@ -88,18 +88,20 @@ def unit_ids(names: pd.Series) -> Tensor:
     return torch.tensor(pd.factorize(names)[0], dtype=torch.int64)
 
 
-def owners(frame: pd.DataFrame, unit: str, own: str, where: str, *, guessed: bool = False) -> dict[str, Any]:
+def owners(
+    frame: pd.DataFrame, unit: str, own: str, where: str, *, guessed: bool = False, decimal: str = "."
+) -> dict[str, Any]:
     """`unit`, `unit_identity` and `identity` of Records by two columns of a table; an empty name is no column.
 
     Raises:
-        EquidpError: as `id_names`, which says what `guessed` is.
+        EquidpError: as `id_names`, which says what `guessed` and `decimal` are.
     """
     found: dict[str, Any] = {}
     if unit:
-        names = id_names(frame[unit], where, guessed=guessed)
+        names = id_names(frame[unit], where, guessed=guessed, decimal=decimal)
         found = {"unit": unit_ids(names), "unit_identity": identities(names)}
     if own:
-        found["identity"] = identities(id_names(frame[own], where, "id", guessed=guessed))
+        found["identity"] = identities(id_names(frame[own], where, "id", guessed=guessed, decimal=decimal))
     return found
 
 
@@ -112,7 +114,9 @@ def nearly_alike(column: pd.Series) -> int:
     return int(ids.map(lambda name: DASH.sub("-", name.casefold())).duplicated().sum())
 
 
-def id_names(column: pd.Series, where: str, of: str = "unit", *, guessed: bool = False) -> pd.Series:
+def id_names(
+    column: pd.Series, where: str, of: str = "unit", *, guessed: bool = False, decimal: str = "."
+) -> pd.Series:
     """A column's ids, each in one spelling, `of` says whose ids they are, for messages.
 
     Accents are written in one way; otherwise one person could be two units, and have twice the influence. So are whole
@@ -121,6 +125,7 @@ def id_names(column: pd.Series, where: str, of: str = "unit", *, guessed: bool =
     Args:
         guessed: whether types were guessed column by column. Then numbers in text are written in one way, too: whether
             `007` is text or 7 depends on the other rows.
+        decimal: the table's decimal sign, by which ids are compared as numbers; names keep theirs.
 
     Raises:
         EquidpError: a row has no id, or a long id that a spreadsheet or a float shortened: rows of many persons would
@@ -148,7 +153,7 @@ def id_names(column: pd.Series, where: str, of: str = "unit", *, guessed: bool =
             f"{place(where, ids, ids.index[int(cut.to_numpy().argmax())])}: {ids[cut].iloc[0]!r} is "
             "what a spreadsheet leaves of a long id, and several may look alike; export the ids as text."
         )
-    shown = ids.map(looks_as_id)
+    shown = ids.map(lambda name: looks_as_id(name, decimal))
     if (again := shown.duplicated()).any():
         second = int(again.to_numpy().argmax())
         first = int((shown == shown.iloc[second]).to_numpy().argmax())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import socket
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -24,7 +24,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from equidp.errors import EquidpError, first_line
+from equidp.errors import EquidpError, first_line, without_password
 from equidp.hooks.views import add_views
 from equidp.system import interrupts
 from equidp.system.files import refused, storage_error, unfinished
@@ -64,6 +64,8 @@ def connect(config: AbstractConfigLoader) -> str:
     settings = config["mlflow"]
     uri = settings["server"]["mlflow_tracking_uri"]
     os.environ.update(_credentials(config, settings["server"]["credentials"]))
+    if without_password(uri) != uri:
+        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # MLflow would print the password behind each run
     check_store(uri)
     try:
         _check_database(uri)
@@ -76,7 +78,9 @@ def connect(config: AbstractConfigLoader) -> str:
         install = "install its driver"
         if urlparse(uri).scheme.startswith("postgres"):
             install = "pip install 'equidp[postgres]', and let the address begin with postgresql+psycopg2://"
-        raise EquidpError(f"MLflow's store {shown(uri)} needs {error.name}, which is not here: {install}.") from error
+        raise EquidpError(
+            f"MLflow's store {without_password(uri)} needs {error.name}, which is not here: {install}."
+        ) from error
 
 
 def _chosen(experiment: Mapping[str, Any]) -> str:
@@ -141,7 +145,7 @@ def check_store(uri: str) -> None:
         address = urlparse(uri)
         port = address.port or PORTS.get(address.scheme)
     except ValueError as error:
-        raise EquidpError(f"{shown(uri)} is no address of an MLflow store ({error}): correct it.") from error
+        raise EquidpError(f"{without_password(uri)} is no address of an MLflow store ({error}): correct it.") from error
     if path := _database_file(uri):
         _check_file(path)
     if port is None or address.scheme not in PORTS or address.hostname is None:
@@ -169,8 +173,8 @@ def _refuse_silent(uri: str, host: str, port: int) -> None:
         socket.create_connection((host, port), timeout=5).close()
     except OSError as error:
         raise EquidpError(
-            f"The MLflow server at {shown(uri)} does not answer ({error}): start it, or take the project's own store "
-            "by unsetting MLFLOW_TRACKING_URI and mlflow_tracking_uri in conf/local/mlflow.yml."
+            f"The MLflow server at {without_password(uri)} does not answer ({error}): start it, or take the project's "
+            "own store by unsetting MLFLOW_TRACKING_URI and mlflow_tracking_uri in conf/local/mlflow.yml."
         ) from error
 
 
@@ -239,13 +243,13 @@ def _check_file(path: Path) -> None:
         ) from error
 
 
-def shown(uri: str) -> str:
-    """A store's address for messages, without the password it may hold."""
-    return re.sub(r"(://[^/@:]*):.*@", r"\1:***@", uri)
-
-
 def reason(error: BaseException) -> str:
     """Why a store failed, in a few words; around a server that is gone MLflow and its libraries put many."""
+    if isinstance(error, MlflowException) and error.get_http_status_code() == HTTPStatus.UNAUTHORIZED:
+        return (
+            "the server asks for a login, or refuses this one: set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, or name them by server.credentials in conf/local/mlflow.yml"
+        )
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, UNANSWERED):
         inner = inner.__cause__ or inner.__context__
@@ -261,4 +265,4 @@ def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
         KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
     """
     interrupts.raise_hidden(error)
-    return EquidpError(f"MLflow's store {shown(uri)} failed ({reason(error)}). {consequence}")
+    return EquidpError(f"MLflow's store {without_password(uri)} failed ({reason(error)}). {consequence}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ def serve(uri: str, experiment: str, host: str, port: int) -> int:
     Of a store that is a server (`uri`), only the addresses of its own pages are printed; `experiment` is an id.
     """
     remote = uri.startswith(("http://", "https://"))
+    uri = re.sub(r"://[^/]*@", "://", uri) if remote else uri  # a browser asks for the login, and a terminal keeps it
     pages = f"{uri if remote else f'http://{host}:{port}'}/#/experiments/{experiment}/runs?viewStateShareKey="
     charts = f"{pages}{MEANS}&compareRunsMode=CHART"
     print(f"All runs: {pages}{RUNS}\nOf sweeps, means over seeds: {pages}{MEANS}\n as charts: {charts}", flush=True)

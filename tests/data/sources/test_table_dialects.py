@@ -373,3 +373,27 @@ def test_a_guess_that_may_have_changed_the_text_is_refused(feature, cells: str, 
 
 def _named(categories: list[str]) -> dict:
     return {"kind": "categorical", "categories": categories, "unknown": True}
+
+
+@pytest.mark.parametrize(
+    ("ids", "decimal", "words"),
+    [
+        (("p1", "1,85E+04"), ",", "'1,85E\\+04' is what a spreadsheet leaves of a long id"),
+        (("p1", "1,85E+04"), ".", "'1,85E\\+04' is what a spreadsheet leaves of a long id"),
+        (("17", "17,0"), ",", "'17,0' and '17' .* may be one id in two spellings"),
+        (("17", "1,7e1"), ",", "'1,7e1' and '17' .* may be one id in two spellings"),
+    ],
+)
+def test_an_id_with_a_decimal_comma_is_a_number_as_with_a_point(tmp_path: Path, ids, decimal: str, words: str) -> None:
+    """As two units, the person would have twice the influence."""
+    rows = "".join(f"{25 + at};{(at and 'no') or 'yes'};{name}\n" for at, name in enumerate(ids))
+    with pytest.raises(EquidpError, match=f"line 3, column 'id': {words}"):
+        read(tmp_path, f"x;y;id\n{rows}", separator=";", decimal=decimal, unit="id")
+
+
+def test_ids_with_a_decimal_sign_stay_as_they_are_written(tmp_path: Path) -> None:
+    content = "x;y;id\n25;no;1,5\n25;no;A,1\n25;yes;A.1\n25;yes;1,5\n"
+    found = read(tmp_path, content, separator=";", decimal=",", unit="id")
+    with_point = read(tmp_path, content, separator=";", unit="id")
+    assert found.unit.tolist() == [0, 1, 2, 0]
+    assert found.unit_identity.tolist() == with_point.unit_identity.tolist()

@@ -127,6 +127,7 @@ class Table(Source):
         require(rows, self._columns(), where)
         frame = self._without_missing(rows, where)
         labels = self._labels(frame, where)
+        spelt = {"guessed": bool(self.options.catalog), "decimal": self.options.decimal}
         part = codes(frame[self.options.part], PARTS, where).to(torch.uint8) if self.options.part else None
         records = Records(
             features=self._features(frame, where),
@@ -134,7 +135,7 @@ class Table(Source):
             groups=({"class": labels} if self.options.classes else {}) | group_ids(frame, self.options.groups, where),
             schema=self.schema,
             part=part,
-            **owners(frame, self.options.unit, self.options.id, where, guessed=bool(self.options.catalog)),
+            **owners(frame, self.options.unit, self.options.id, where, **spelt),
         )
         return replace(records, remarks=(*self._remarks(rows, frame), *self._wordless(frame, records.features)))
 
