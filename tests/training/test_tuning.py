@@ -30,8 +30,10 @@ from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.tune import nodes
 from equidp.training import TrainingRequest
 from equidp.training.checkpoint import Checkpointer, StoppedError
+from equidp.training.interrupted import beyond_plan, of_any_trial
+from equidp.training.journal import block_of
 from equidp.training.statement import REPEATED
-from equidp.training.tuning import _published, beyond_plan, of_any_trial, plan_tuning, score, tuned_statement
+from equidp.training.tuning import _published, plan_tuning, score, tuned_statement
 
 pytestmark = pytest.mark.usefixtures("coarse")
 
@@ -300,7 +302,8 @@ def test_what_a_secure_trial_does_again_is_entered_before_it_begins(
         found = [one for one in DatasetLedger(ledgers, "digits").entries() if one.part == "train"]
         counts.append([sum(event.count for event in one.events) for one in found])
     once = counts[0][0]
-    assert counts == [[once], [once, 2 * once], [once, 2 * once, 3 * once]]
+    again = once + block_of(once)  # one epoch, and what is charged ahead
+    assert counts == [[once], [once, once + again], [once, once + again, once + 2 * again]]
 
 
 def test_what_a_trial_was_charged_beyond_its_plan_is_told(tmp_path: Any, digits: Any) -> None:
@@ -371,16 +374,30 @@ def test_no_statement_tells_the_settings_of_a_trial_that_was_interrupted(tmp_pat
     planned = plan_tuning(parts(digits, given := settings(tmp_path)).train, given)
     events = dict.fromkeys(of.settings.algorithm("dpsgd").events(of.plan)[0] for of in planned.points)
     assert len(events) == 2  # two batch sizes
-    again = [replace(event, count=3) for event in events]
-    told = [of_any_trial([one], planned, "dpsgd") for one in again]
+    again = list(events)  # of one epoch, which has more steps of the smaller one
+    assert len({event.count for event in again}) == 2
+    told = [of_any_trial([[one]], planned, "dpsgd") for one in again]
     assert told[0] == told[1]
     orders = planned.plan.trials.orders
     assert orders is not None
     for one in again:
         assert all(a <= b for a, b in zip(divergences([one], orders), divergences(told[0], orders), strict=True))
-    assert planned.epsilon(told[0]) == max(planned.epsilon([one]) for one in again)
-    alike = replace(planned, points=planned.points[:1])
-    assert of_any_trial(again[:1], alike, "dpsgd") == again[:1]
+
+
+def test_no_statement_tells_how_many_trials_were_at_work_when_a_tuning_was_interrupted(
+    tmp_path: Any, digits: Any
+) -> None:
+    """Of four workers all at once, a sum of their repeated steps told the number of trials."""
+    planned = plan_tuning(parts(digits, given := settings(tmp_path)).train, given)
+    event = replace(planned.reference[0], count=2)
+    told = {tuple(of_any_trial([[event]] * trials + [()], planned, "dpsgd")) for trials in (1, 2, 4)}
+    assert len(told) == 1
+    steps = max(of.plan.steps for of in planned.points)  # of one epoch
+    ((one,),) = told
+    assert one.count == steps + block_of(steps)
+    twice = replace(event, count=one.count + 1)  # two breaks of one trial
+    assert of_any_trial([[event], [twice]], planned, "dpsgd")[0].count == 2 * one.count
+    assert of_any_trial([(), ()], planned, "dpsgd") == []
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -456,17 +473,16 @@ def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
     (said,) = (text for text in privacy["assumptions"] if "ε holds for tables too" in text)
     assert "into the validation part, which has an ε of its own" in said  # it may be the larger one
     tuning = plan_tuning(parts(digits, given).train, given)
-    (told,) = of_any_trial([again] * len(seeds), tuning, "dpsgd")  # the grid has two batch sizes
-    assert privacy["epsilon"] == tuning.epsilon([told]) >= tuning.epsilon([again] * len(seeds)) > tuning.epsilon()
+    (told,) = of_any_trial([[again]] * len(seeds), tuning, "dpsgd")
+    assert privacy["epsilon"] == tuning.epsilon([told]) >= tuning.epsilon([again]) > tuning.epsilon()
     assert tuning.score_event is not None
     assert noises == {tuning.score_event.noise_multiplier}
-    assert told.count == len(seeds)
     assert told.to_dict() in privacy["charged"]
     assert privacy["steps_repeated"]
     assert "taken again, with other noise, and both count" in privacy["notes"][0]
     entries = DatasetLedger(ledgers, "digits").entries()
     most = max(sum(event.count for event in one.events if event == told) for one in entries)
-    assert most == len(seeds)
+    assert most == told.count
     assert {(one.what, one.part, one.law) for one in entries} == {
         ("tuning", "train", "geometric"),
         ("scores", "validation", "geometric"),

@@ -24,8 +24,8 @@ No record is in both parts, so each of the two is charged with its own figure. T
 outputs of equal score. Trials are alike and independent, so that the first of equal ones has the same law as one chosen
 by a random number that each trial draws, which is such an order.
 
-*After a crash* in a secure run, steps that are done again are charged again. What any trial's ledger has beyond its
-plan is added to the reference, for all trials.
+*After a crash* in a secure run, steps that are done again are charged again. The most that any trial's ledger has
+beyond its plan, rounded up to what breaks may cost any trial of the grid, is added to the reference, for all trials.
 
 *Without privacy of the choice* (`tune.exact`, research alone): every combination is trained, and the exact figure
 chooses. A training record then pays for all trainings together, as the validation records that chose are others; a
@@ -48,7 +48,7 @@ from scipy.stats import qmc
 
 from equidp.accounting.accounted import Accounted
 from equidp.accounting.calibration import divergences, noise_within
-from equidp.accounting.events import Event, beyond, merged
+from equidp.accounting.events import Event, merged
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
 from equidp.algorithms import ALGORITHMS
@@ -163,29 +163,6 @@ def score(noised: Noised, kind: str, grouping: str) -> float:
     large = known_large(every)
     kept = [of for name, of in groups.items() if name in large] or list(groups.values())
     return min(of.rough(of.of()) for of in kept)
-
-
-def beyond_plan(plan: Plan, settings: Settings, algorithm: str, ledger: Sequence[Event]) -> tuple[Event, ...]:
-    """What a trial was charged beyond its plan."""
-    return beyond(ledger, settings.algorithm(algorithm).events(plan))
-
-
-def of_any_trial(more: Sequence[Event], tuning: Tuning, algorithm: str) -> list[Event]:
-    """What trials were charged beyond their plans, as events of which no trial's costs more.
-
-    Where settings differ in noise or sampling rate, the events themselves would tell those of a trial that was
-    interrupted: who knows when, and so its number, would learn whether it was the chosen one.
-    """
-    each = {merged(of.settings.algorithm(algorithm).events(of.plan)) for of in tuning.points}
-    if tuning.score_event is None or len(each) == 1 or not more:
-        return list(more)
-    least: dict[float, float] = {}  # less noise, or a higher rate, costs no less
-    for event in (event for of in (*each, more) for event in of):
-        least[event.sampling_rate] = min(event.noise_multiplier, least.get(event.sampling_rate, math.inf))
-    costs = {one: divergences([Event(*one)], tuning.plan.trials.orders) for one in least.items()}
-    most = tuple(map(max, zip(*costs.values(), strict=True)))  # at the orders that ε follows from
-    found = next((one for one in sorted(costs) if costs[one] == most), (max(least), min(least.values())))
-    return [Event(*found, sum(event.count for event in more))]
 
 
 def tuned_statement(

@@ -40,9 +40,10 @@ from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeate
 from equidp.training.checkpoint import StoppedError
 from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
+from equidp.training.interrupted import EVERY, beyond_plan, of_any_trial
 from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
-from equidp.training.tuning import Point, Tuning, beyond_plan, of_any_trial, plan_tuning, score, tuned_statement
+from equidp.training.tuning import Point, Tuning, plan_tuning, score, tuned_statement
 
 DRAWN, TRIAL = "nonprivate_trials.json", "nonprivate_trial.json"
 """What was drawn before the first trial, and what a trial left: both stay inside."""
@@ -93,7 +94,6 @@ def choose_model(
     with alone(workplace / LOCK) as lock, nullcontext() if _tells(settings) else _unnumbered(workplace):
         drawn = _drawn(workplace, tuning, parts, settings)
         scores, more = _every_score(drawn, tuning, parts, workplace, settings, ledgers, run, lock)
-    more = of_any_trial(more, tuning, settings.audited)
     entered(run=run)
     chosen = scores.index(max(scores))  # the first of equal ones
     if more:
@@ -148,7 +148,7 @@ def _every_score(
     drawn: list[int], tuning: Tuning, parts: Split, workplace: Path, settings: Settings, ledgers: Path, run: str,
     lock: int,
 ) -> tuple[list[float], list[Event]]:  # fmt: skip
-    """Train and score every trial, several at a time; their scores, and what they were charged beyond their plans."""
+    """Train and score every trial, several at a time; their scores, and what any was charged beyond its plan."""
     beyond: dict[int, list[Event]] = {}
     scores: list[float] = []
 
@@ -157,7 +157,7 @@ def _every_score(
         folder, point = _folder(workplace, number), tuning.points[drawn[number]]
         if settings.privacy.secure and folder.exists() and not (folder / TRIAL).is_file():
             beyond[number] = list(repeated(folder, point.settings.algorithm(settings.audited), point.plan))
-            enter_more(ledgers, settings, run, [event for of in beyond.values() for event in of])
+            enter_more(ledgers, settings, run, of_any_trial(beyond.values(), tuning, settings.audited))
         return number, point, parts, folder, tuning, settings
 
     if settings.tune.workers > 1:
@@ -175,7 +175,7 @@ def _every_score(
             found = _trial(*before(number))  # of one that is finished, what it left
         beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
         scores.append(found["score"])
-    return scores, [event for of in beyond.values() for event in of]
+    return scores, of_any_trial(beyond.values(), tuning, settings.audited)
 
 
 def _tells(settings: Settings) -> bool:
@@ -323,7 +323,7 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         privacy=settings.privacy,
         seed=_seed(number, settings),
         resume=folder.exists(),  # left by an earlier call of this tuning alone
-        checkpoint_every=of.operation.checkpoint_every or 1,  # what a secure run does again is charged again
+        checkpoint_every=of.operation.checkpoint_every or EVERY,  # what a secure run does again is charged again
     )
     trained = train_model(request, parts, progress=_tells(settings))
     weights = Weights(trained.weights, model_card(name, parts.train, of))
