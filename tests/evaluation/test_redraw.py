@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from equidp.data.sources import source
 from equidp.errors import EquidpError
+from equidp.models.weights import Weights
 from equidp.parameters import resolve
 from equidp.pipelines.evaluation.nodes import release_figures
 from equidp.pipelines.ingestion.nodes import divide
@@ -27,9 +30,10 @@ def resolve_digits(*, secure: bool = True, resume: bool = False) -> Any:
     return resolve({"dataset": "digits", "model": {"name": "logistic"}, "privacy": privacy, "resume": resume})
 
 
-def counts(parts: Any, place: Path, scores: Any, **how: bool) -> Any:
-    given = resolve_digits(**how)
-    return release_figures(scores, parts.test, parts.train, place, given, algorithm="dpsgd")["histogram"]["counts"]
+def counts(parts: Any, place: Path, scores: Any, model: float = 1.0, **how: bool) -> Any:
+    given, weights = resolve_digits(**how), Weights({"a": torch.full((2,), model)}, {})
+    found = release_figures(scores, weights, parts.test, parts.train, place, given, algorithm="dpsgd")
+    return found["histogram"]["counts"]
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -43,9 +47,21 @@ def test_a_continued_run_takes_the_same_histogram_and_a_secure_one_no_other(
     kept = (tmp_path / HISTOGRAM).read_bytes()
     if secure:
         with pytest.raises(EquidpError, match=r"would cost their ε again\. Begin anew with resume=false, and count"):
-            counts(parts, tmp_path, others, secure=True, resume=True)
+            counts(parts, tmp_path, others, 2.0, secure=True, resume=True)
         assert (tmp_path / HISTOGRAM).read_bytes() == kept
-    assert counts(parts, tmp_path, others, secure=secure) != first
+    assert counts(parts, tmp_path, others, 2.0, secure=secure) != first
+
+
+def test_a_run_that_goes_on_where_scores_round_otherwise_has_the_figures_that_were_drawn(
+    parts: Any, tmp_path: Path
+) -> None:
+    """Of the same model on another processor: it was refused, and of a tuning with and without resume=true."""
+    scores = np.eye(10)[parts.test.labels.numpy()]
+    first = counts(parts, tmp_path, scores)
+    assert counts(parts, tmp_path, np.nextafter(scores, 2.0), resume=True) == first
+    others = replace(parts, test=parts.test.take(torch.arange(len(parts.test) - 1)))
+    with pytest.raises(EquidpError, match="of another model or of other records"):
+        counts(others, tmp_path, scores[:-1], resume=True)
 
 
 def test_a_secure_histogram_that_was_lost_is_drawn_anew_with_other_noise(parts: Any, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from equidp.errors import EquidpError
 from equidp.mechanism.secure import SecureRandom
 from equidp.parameters import Settings, resolve
 from equidp.pipelines.tune import nodes
+from equidp.system import files
 from equidp.training import TrainingRequest, conclusion
 from equidp.training.charging import CHARGED
 from equidp.training.checkpoint import JOURNAL_FILE
@@ -146,6 +147,37 @@ def test_trials_of_a_tuning_that_died_while_it_forgot_are_none_of_the_next_ones(
     (stale / nodes.TRIAL).write_text('{"score": 1.0, "beyond_plan": []}', encoding="utf-8")
     assert trials_run(tmp_path, 0.5, monkeypatch) >= 1
     assert not stale.exists()
+
+
+def test_a_trials_model_is_on_the_disk_before_what_says_that_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut in between left a trial that is not trained again, and no model of it."""
+    durable, write, settled, missing = files.durable, nodes.write_private, set[int](), list[Path]()
+
+    def made_durable(descriptor: int) -> None:
+        durable(descriptor)
+        settled.add(os.fstat(descriptor).st_ino)
+
+    def written(path: Path, content: bytes) -> None:
+        if path.name == nodes.TRIAL and path.with_name(nodes.MODEL).stat().st_ino not in settled:
+            missing.append(path)
+        write(path, content)
+
+    monkeypatch.setattr(files, "durable", made_durable)
+    monkeypatch.setattr(nodes, "write_private", written)
+    tuned(tmp_path, settings(seed=3))
+    assert not missing
+
+
+def test_a_chosen_model_that_cannot_be_read_does_not_tell_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secure = settings(privacy=LAW | {"secure": True})
+    save = nodes.save_weights
+    monkeypatch.setattr(nodes, "save_weights", lambda weights, path: (save(weights, path), path.write_bytes(b"")))
+    with pytest.raises(EquidpError, match="nonprivate_trial/model"):
+        tuned(tmp_path, secure)
 
 
 # --------------------------------------------------------------------------------------------------- planted: counting

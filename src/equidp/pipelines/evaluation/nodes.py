@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from equidp.algorithms import BASELINE
 from equidp.data.records import Records
@@ -17,12 +18,14 @@ from equidp.evaluation.histogram import Noised, noised_histogram
 from equidp.evaluation.metrics import metrics_document
 from equidp.evaluation.noised import released_figures
 from equidp.mechanism.noise import derived_seed
+from equidp.models.weights import Weights
 from equidp.parameters import Settings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.system.files import write_private
 from equidp.tasks import task_of
 from equidp.tasks.base import TOO_LONG, Task
 from equidp.training.conclusion import HISTOGRAM
+from equidp.training.digests import fingerprint
 from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
 
@@ -95,7 +98,14 @@ def cost_against_baseline(
 
 
 def release_figures(
-    scores: np.ndarray, test: Records, train: Records, workplace: Path, settings: Settings, *, algorithm: str
+    scores: np.ndarray,
+    weights: Weights,
+    test: Records,
+    train: Records,
+    workplace: Path,
+    settings: Settings,
+    *,
+    algorithm: str,
 ) -> dict[str, Any]:
     """metrics_release.json of a private run: figures of the evaluated part with noise; empty where none are asked for.
 
@@ -114,7 +124,7 @@ def release_figures(
             "privacy.evaluation.epsilon: the parts were not drawn by hash, so one record more in the table exchanges "
             "records between them: take data.membership=hash."
         )
-    noised = _released_once(workplace / HISTOGRAM, scores, test, settings, entry, algorithm)
+    noised = _released_once(workplace / HISTOGRAM, scores, weights, test, settings, entry, algorithm)
     return {
         "algorithm": algorithm,
         "secure": settings.privacy.secure,
@@ -126,12 +136,23 @@ def release_figures(
 
 
 def _released_once(
-    path: Path, scores: np.ndarray, test: Records, settings: Settings, entry: dict[str, Any], algorithm: str
+    path: Path,
+    scores: np.ndarray,
+    weights: Weights,
+    test: Records,
+    settings: Settings,
+    entry: dict[str, Any],
+    algorithm: str,
 ) -> Noised:
-    """The histogram of exactly these scores from `path`, or a new one that is kept there."""
+    """The histogram of exactly this model and these records from `path`, or a new one that is kept there.
+
+    Of the scores it is not asked: on another processor their last digits are others, and the figures are the model's.
+    """
     groups = group_arrays(test, settings.data.groups)
     found = hashlib.sha256(repr((entry, settings.privacy.secure, settings.seed)).encode())
-    for column in (scores, test.labels.numpy(), *(ids for ids, _ in groups.values())):
+    found.update(fingerprint(test).encode())
+    tensors = (tensor.cpu().contiguous().flatten().view(torch.uint8) for _, tensor in sorted(weights.tensors.items()))
+    for column in (*tensors, *(ids for ids, _ in groups.values())):
         found.update(np.ascontiguousarray(column).tobytes())
     if path.is_file():
         kept = json.loads(path.read_text(encoding="utf-8"))
@@ -139,8 +160,8 @@ def _released_once(
             return Noised.from_dict(kept["histogram"])
         if settings.privacy.secure and settings.resume:
             raise EquidpError(
-                f"{path}: noised figures of other scores were released before this run was interrupted; further ones "
-                "would cost their ε again. Begin anew with resume=false, and count both."
+                f"{path}: noised figures of another model or of other records were released before this run was "
+                "interrupted; further ones would cost their ε again. Begin anew with resume=false, and count both."
             )
     noised = noised_histogram(
         scores,

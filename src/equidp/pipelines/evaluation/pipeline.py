@@ -18,7 +18,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
     both = [evaluation, f"{BASELINE}.evaluation", scores, f"{BASELINE}.scores", "test", "settings"]
     compare = given(nodes.cost_against_baseline, algorithm=algorithm)
     release = given(nodes.release_figures, algorithm=algorithm)
-    read = [scores, "test", "train", f"{algorithm}.workplace", "settings"]
+    read = [scores, f"{algorithm}.model", "test", "train", f"{algorithm}.workplace", "settings"]
     rows = [
         measure,
         (compare, both, metrics, f"cost_of_privacy_{algorithm}"),

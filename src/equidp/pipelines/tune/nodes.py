@@ -33,7 +33,7 @@ from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
 from equidp.sweep.apart import Apart, alone
-from equidp.system.files import write_private
+from equidp.system.files import settle, write_private
 from equidp.system.logs import held_back
 from equidp.training import TrainingRequest, predict, train_model
 from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
@@ -94,8 +94,9 @@ def choose_model(
     with alone(workplace / LOCK) as lock, nullcontext() if _tells(settings) else _unnumbered(workplace):
         drawn = _drawn(workplace, tuning, parts, settings)
         scores, more = _every_score(drawn, tuning, parts, workplace, settings, ledgers, run, lock)
+        chosen = scores.index(max(scores))  # the first of equal ones
+        weights, point = load_weights(_folder(workplace, chosen) / MODEL), tuning.points[drawn[chosen]]
     entered(run=run)
-    chosen = scores.index(max(scores))  # the first of equal ones
     if more:
         enter_more(ledgers, settings, run, more)
         logger.warning(
@@ -104,11 +105,10 @@ def choose_model(
             epsilon_text(tuning.epsilon()),
         )
     found = json.loads((_folder(workplace, chosen) / TRIAL).read_text(encoding="utf-8"))
-    weights, point = load_weights(_folder(workplace, chosen) / MODEL), tuning.points[drawn[chosen]]
     privacy = tuned_statement(found["privacy"], tuning, settings, point, more)
     test = divide(features, settings.data, settings.seed, algorithms.values())
     figures = release_figures(
-        score_test(weights, test.test, settings), test.test, parts.train, workplace, once, algorithm="tuned"
+        score_test(weights, test.test, settings), weights, test.test, parts.train, workplace, once, algorithm="tuned"
     )
     privacy |= figures_entry(once.privacy, once.data)
     choice = _choice(privacy, tuning, settings, found["histogram"], scores[chosen])
@@ -336,6 +336,7 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         "beyond_plan": [event.to_dict() for event in beyond_plan(point.plan, of, name, ledger)],
     }
     save_weights(weights, folder / MODEL)
+    settle(folder / MODEL)  # a power cut that took the chosen one's would take all that the tuning spent
     write_private(folder / TRIAL, json.dumps(found).encode())  # last: a trial that has it is whole
     return found
 
