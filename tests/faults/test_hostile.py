@@ -23,7 +23,7 @@ from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records
 from equidp.data.sources import source
 from equidp.errors import EquidpError
-from equidp.hooks.guard import refusal_in
+from equidp.hooks.guard import LOCK, refusal_in
 from equidp.models import MODELS, model_options
 from equidp.models.weights import Weights
 from equidp.pipelines.training.baseline import trained_once
@@ -114,10 +114,16 @@ def test_no_label_is_a_folder_that_a_run_without_one_has() -> None:
     placed = re.findall(r"type: (\S+)\n  filepath: \S+/\$\{_run\}/([^/\s]+)(/?)", catalog)
     folders = {name for kind, name, below in placed if below or kind.endswith("FolderDataset")}
     assert folders == {"release", "workplace", "nonprivate"}
-    for name in (*folders, "Release"):
+    for name in (*folders, "Release", "release."):
         with pytest.raises(EquidpError, match=f"run_label={name}: a run without a label has a folder of that name"):
             parameters.resolve(VALID | {"run_label": name})
     assert parameters.resolve(VALID | {"run_label": "release-2"}).run_label == "release-2"
+    files = {name for _, name, _ in placed} - folders
+    assert {"privacy.json", "model.safetensors"} < files
+    for name in (*files, "Privacy.JSON", LOCK):  # such a folder was removed, with all results of a secure run
+        with pytest.raises(EquidpError, match=f"run_label={name}: a run without a label may have a file of that name"):
+            parameters.resolve(VALID | {"run_label": name})
+    assert parameters.resolve(VALID | {"run_label": "eps=0.5"}).run_label == "eps=0.5"
 
 
 # --------------------------------------------------------------------------------------------------------------- files

@@ -78,6 +78,9 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 TAKEN = ("release", "workplace", "nonprivate")
 """Folders within a run's own, which are no `run_label`: a run without one replaces `release`, and gives it away."""
 
+FILES = (".csv", ".html", ".json", ".lock", ".md", ".parquet", ".safetensors")
+"""Endings of files there, which no `run_label` has: a run without one removes what is named as its file will be."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -190,8 +193,13 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
         raise EquidpError(f"seed={seed!r}: give a whole number.")
     raw_dir = _raw_dir(given.get("raw_dir"))
     run_label = _folder_name("run_label", given.get("run_label") or "", empty=True)
-    if run_label.lower() in TAKEN:
+    plain = run_label.lower().rstrip(".")  # Windows leaves dots at the end out
+    if plain in TAKEN:
         raise EquidpError(f"run_label={run_label}: a run without a label has a folder of that name; take another word.")
+    if plain.endswith(FILES):
+        raise EquidpError(
+            f"run_label={run_label}: a run without a label may have a file of that name; leave its end out."
+        )
     resume = _yes_or_no("resume", given.get("resume", False))
     data, privacy, training, operation, model, audit, report, release, tune = (
         made for name, kinds in blocks.items() for made in _section(name, kinds, given.get(name))
