@@ -27,6 +27,12 @@ def test_a_machine_without_postgresql_is_told_what_to_install(monkeypatch, capsy
         ("postgresql+psycopg2://mlflow:a/b@c@host:5432/mlflow", "postgresql+psycopg2://mlflow:***@host:5432/mlflow"),
         ("http://me:secret@host:5000", "http://me:***@host:5000"),
         ("http://host:5000", "http://host:5000"),
+        ("postgresql://me@corp:secret@host/mlflow", "postgresql://me@corp:***@host/mlflow"),
+        ("postgresql://host/mlflow?user=me&password=s%3Dt&a=b", "postgresql://host/mlflow?user=me&password=***&a=b"),
+        (
+            "mssql+pyodbc:///?odbc_connect=UID%3Dme%3BPWD%3Dst%3BA%3Db",
+            "mssql+pyodbc:///?odbc_connect=UID%3Dme%3BPWD%3D***%3BA%3Db",
+        ),
         ("sqlite:////study/a:b@c/mlflow.db", "sqlite:////study/a:b@c/mlflow.db"),
     ],
 )

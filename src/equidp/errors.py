@@ -91,8 +91,12 @@ def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
 
 
 def without_password(text: str) -> str:
-    """A text with the password of each address in it, as of `http://me:secret@host`, hidden: logs are passed on."""
-    return re.sub(r"(://[^/@:\s]*):\S*@", r"\1:***@", text)
+    """A text with the password of each address in it hidden, as of `http://me:secret@host`: logs are passed on.
+
+    The name before it may have an `@`, as Azure's have; drivers of databases take a password behind `?`, too.
+    """
+    text = re.sub(r"(://[^/:\s]*):\S*@", r"\1:***@", text)
+    return re.sub(r"(?i)((?:password|passwd|pwd)(?:=|%3d))(?:(?!%3b)[^&;\s])+", r"\1***", text)
 
 
 def first_line(error: BaseException) -> str:

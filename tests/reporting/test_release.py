@@ -650,6 +650,8 @@ def test_membership_inference_of_records_that_have_an_epsilon_is_refused():
         files(asked, privacy=statement(evaluation=promised))
     with pytest.raises(EquidpError, match="tells exactly of the records that this run was evaluated on"):
         files(asked, metrics=metrics() | {"evaluated_on": "validation"})
+    with pytest.raises(EquidpError, match=r"metrics\.json is not there to tell which they are"):
+        files(asked, metrics={})  # moved out of the run's folder, and the validation records' figures went out
     canaries_alone = files(asked, privacy=statement(evaluation=promised), audit=audit(membership={}))
     assert b"77 of 200 guesses" in canaries_alone["reidentification.md"]
     settings = {"dataset": "digits", "release": {"unprotected": "audit"}}

@@ -211,11 +211,13 @@ def released_facts(
             "beside them would undo it. Leave it out."
         )
     found = _audit(audit, privacy, card, exact="audit" in settings.unprotected)
-    held_back = (metrics or {}).get("evaluated_on", "test") != "test"
+    # which records these were, metrics.json alone says: without it they may be validation records
+    held_back = not metrics or metrics.get("evaluated_on", "test") != "test"
     if found and found["membership"] and (released_metrics or privacy.get("evaluation") or held_back):
         raise EquidpError(
             "release.unprotected=audit: the audit's membership inference tells exactly of the records that this run "
-            "was evaluated on, too, and these are protected. Leave it out, or audit again with audit.membership=false."
+            "was evaluated on, too, and these are protected, or metrics.json is not there to tell which they are. "
+            "Leave it out, or audit again with audit.membership=false."
         )
     others = packages(privacy["algorithm"], card["model"], (card.get("training") or {}).get("options", {}))
     statement = _only(privacy, STATEMENT)
