@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing as mp
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,46 @@ def test_a_chosen_model_that_cannot_be_read_does_not_tell_its_number(
     monkeypatch.setattr(nodes, "save_weights", lambda weights, path: (save(weights, path), path.write_bytes(b"")))
     with pytest.raises(EquidpError, match="nonprivate_trial/model"):
         tuned(tmp_path, secure)
+
+
+def test_an_unfinished_tuning_goes_on_as_itself_alone_and_another_is_charged_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder copied to another label took the ε of a tuning and was refused then. And finished trials were taken as
+    trained with whatever noise a newer version would add: the statement told that one's.
+    """
+    secure = {"privacy": LAW | {"secure": True}}
+    plan, release = nodes.plan_tuning, nodes.release_figures
+
+    def stopped(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nodes, "release_figures", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(tmp_path, settings(**secure))
+
+    def entered() -> int:
+        return len(DatasetLedger(tmp_path / "ledgers", "digits").entries())
+
+    def newer(*given: Any) -> Any:
+        made = plan(*given)
+        noisier = [replace(of, plan=replace(of.plan, noise_multiplier=2.5)) for of in made.points]
+        return replace(made, points=tuple(noisier))
+
+    before = entered()
+    with pytest.raises(EquidpError, match="has another run_label, other settings"):
+        tuned(tmp_path, settings(**secure, resume=True, run_label="copy"))
+    monkeypatch.setattr(nodes, "plan_tuning", newer)
+    with pytest.raises(EquidpError, match="another noise"):
+        tuned(tmp_path, settings(**secure, resume=True))
+    assert entered() == before
+    monkeypatch.setattr(nodes, "plan_tuning", plan)
+    monkeypatch.setattr(nodes, "release_figures", release)
+    drawn = tmp_path / "run" / nodes.DRAWN
+    old = json.loads(drawn.read_text(encoding="utf-8"))
+    del old["noise"]  # as the version before wrote it
+    drawn.write_text(json.dumps(old), encoding="utf-8")
+    assert tuned(tmp_path, settings(**secure, resume=True))[1]["noise_multiplier"] == 2.0
 
 
 # --------------------------------------------------------------------------------------------------- planted: counting

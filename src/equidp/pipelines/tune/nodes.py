@@ -88,6 +88,7 @@ def choose_model(
             f"An unfinished tuning lies in {workplace}: its trials count. Go on with resume=true, or give this one a "
             "run_label, and add up the ε of both."
         )
+    _kept(workplace, tuning, parts, settings)  # of another tuning: refused before anything is charged
     due, drawn_by = _due(tuning), parts.train.membership
     entered = partial(enter, ledgers, workplace, once, provenance, drawn_by, due, algorithm=settings.audited)
     run = entered()
@@ -95,6 +96,7 @@ def choose_model(
         drawn = _drawn(workplace, tuning, parts, settings)
         scores, more = _every_score(drawn, tuning, parts, workplace, settings, ledgers, run, lock)
         chosen = scores.index(max(scores))  # the first of equal ones
+        found = json.loads((_folder(workplace, chosen) / TRIAL).read_text(encoding="utf-8"))
         weights, point = load_weights(_folder(workplace, chosen) / MODEL), tuning.points[drawn[chosen]]
     entered(run=run)
     if more:
@@ -104,7 +106,6 @@ def choose_model(
             epsilon_text(tuning.epsilon(more)),
             epsilon_text(tuning.epsilon()),
         )
-    found = json.loads((_folder(workplace, chosen) / TRIAL).read_text(encoding="utf-8"))
     privacy = tuned_statement(found["privacy"], tuning, settings, point, more)
     test = divide(features, settings.data, settings.seed, algorithms.values())
     figures = release_figures(
@@ -282,24 +283,41 @@ def _announce_figures(settings: Settings) -> None:
         logger.info("tune: for a %s of the test part released figures cost ε = %s.", settings.privacy.unit, cost)
 
 
-def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) -> list[int]:
-    """Which point each trial takes, drawn once; on disk before the first trial begins.
+def _kept(
+    workplace: Path, tuning: Tuning, parts: Split, settings: Settings
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Facts that an unfinished tuning there must have been begun with, and what it drew; None if there is none.
 
     Raises:
-        EquidpError: an unfinished tuning lies there, of other settings or records.
+        EquidpError: it was begun with others.
     """
     path = workplace / DRAWN
     chosen = settings.to_dict() | {"resume": None, "raw_dir": None}
     chosen["tune"] = {**chosen["tune"], "workers": None}
     asked = hashlib.sha256(json.dumps(chosen, sort_keys=True, default=str).encode())
     asked.update(fingerprint(parts.train).encode() + fingerprint(parts.test).encode())
-    if path.is_file():
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["asked"] != asked.hexdigest():
-            raise EquidpError(
-                f"The unfinished tuning in {workplace} has other settings or records: repeat its command with "
-                "resume=true."
-            )
+    # a finished trial is not trained again: the statement tells the noise that it had
+    noise = [f"{of.plan.noise_multiplier:.9g}" for of in tuning.points]
+    facts = {"asked": asked.hexdigest(), "noise": noise}
+    if not path.is_file():
+        return facts, None
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    if kept["asked"] != facts["asked"] or kept.get("noise", noise) != noise:
+        raise EquidpError(
+            f"The unfinished tuning in {workplace} has another run_label, other settings, other records or, as another "
+            "version of equidp began it, another noise: go on by its own command, with resume=true and that version."
+        )
+    return facts, kept
+
+
+def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) -> list[int]:
+    """Which point each trial takes, drawn once; on disk before the first trial begins.
+
+    Raises:
+        EquidpError: an unfinished tuning lies there that is another one.
+    """
+    facts, kept = _kept(workplace, tuning, parts, settings)
+    if kept is not None:
         return list(kept["points"])
     points = list(range(len(tuning.points)))
     if tuning.score_event is not None:
@@ -308,7 +326,7 @@ def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) ->
         points = (random.uniform(count).numpy() * len(tuning.points)).astype(int).tolist()
     for folder in workplace.glob(f"{FOLDER}-*"):  # what a finished tuning left, if it ended while it forgot
         shutil.rmtree(folder)
-    write_private(path, json.dumps({"asked": asked.hexdigest(), "points": points}).encode())
+    write_private(workplace / DRAWN, json.dumps(facts | {"points": points}).encode())
     return list(points)
 
 
