@@ -141,6 +141,14 @@ def test_what_says_that_a_run_is_entered_goes_before_what_says_what_it_was_charg
     assert any(witness in names and CHARGED not in names for names in left)
 
 
+def test_what_a_kill_left_half_written_of_a_tuning_is_forgotten_with_it(tmp_path: Path) -> None:
+    """It says how many trials were drawn, or has figures that were drawn and not kept."""
+    for name in (nodes.DRAWN, conclusion.HISTOGRAM):
+        files.unfinished(tmp_path / name).write_text("", encoding="utf-8")
+    nodes.forget_trials(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_trials_of_a_tuning_that_died_while_it_forgot_are_none_of_the_next_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

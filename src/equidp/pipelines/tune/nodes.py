@@ -33,7 +33,7 @@ from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
 from equidp.sweep.apart import Apart, alone
-from equidp.system.files import settle, write_private
+from equidp.system.files import settle, unfinished_of, write_private
 from equidp.system.logs import held_back
 from equidp.training import TrainingRequest, predict, train_model
 from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
@@ -238,6 +238,8 @@ def forget_trials(workplace: Path) -> None:
     """Remove what a finished tuning drew and trained: nothing but the chosen trial is ever told."""
     for name in (CHARGED, DRAWN, HISTOGRAM, LOCK):  # what is left must not look like a charged tuning
         (workplace / name).unlink(missing_ok=True)
+        for left in workplace.glob(unfinished_of(Path(name))):  # by a kill, half-written
+            left.unlink(missing_ok=True)
     for log in workplace.glob(f"{LOG}-*.log"):
         log.unlink()
     for folder in workplace.glob(f"{FOLDER}-*"):
