@@ -60,6 +60,9 @@ def test_a_mistyped_name_is_refused_in_one_line_before_anything_starts(project):
     done = call(["--algorithms=dpsgd,dpsgdf", "--datasets=digits"])
     assert done.exit_code == 1
     assert done.output.splitlines()[-1].startswith("Error: Unknown algorithm 'dpsgdf'. Did you mean 'dpsgd_f'?")
+    done = call(["--algorithms=dpsgd,sgd", "--datasets=digits", "--reference=dpsdg"])
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1].startswith("Error: Unknown reference 'dpsdg'. Did you mean 'dpsgd'?")
     assert not (project / "data" / "08_reporting").exists()
 
 
