@@ -178,7 +178,7 @@ def test_what_failed_is_told_where_the_disk_takes_no_table(make_job, monkeypatch
     jobs = {job.cell.key: job for job in (done, failed)}
     cells, outcomes = [done.cell, failed.cell], [CellResult("cell-b", "Error: no space")]
     with pytest.raises(EquidpError, match="the disk is full"):
-        _conclude(None, "demo", cells, jobs, outcomes, Console())
+        _conclude(None, "demo", cells, jobs, outcomes, Console(), {})
     assert "failed: dpsgd" in (said := capsys.readouterr().out)
     assert "Error: no space" in said
 

@@ -261,6 +261,7 @@ def test_the_forest_plot_has_a_zero_line_a_row_for_each_run_and_cut_intervals(ce
     assert overall.x[1] - overall.error_x.arrayminus[1] == pytest.approx(-1)
     assert overall.x[0] + overall.error_x.array[0] == pytest.approx(lines["gain"].iloc[0] + lines["gain±"].iloc[0])
     assert list(worst.marker.symbol) == ["square", "square-open"]
+    assert worst.error_x.array[1] is None  # a line of no length would be a tick
     assert "over dpsgd, worst group" in worst.hovertext[0]
     assert "no interval, 3 seeds" in worst.hovertext[1]
 

@@ -49,8 +49,8 @@ def gains_notes(compared: pd.DataFrame, task: type[Task]) -> Iterator[str]:
         yield (
             f"Gain: how much better a run's {title} is than that of the run in the next column, the reference: a "
             f"{better}. It is the mean of the differences within each seed, ± half of their 95 % interval over seeds "
-            "(Student's t). Runs of one seed share parts and initial weights, and at equal batch sizes their batches: "
-            "this interval is mostly narrower than those of the two means tell. The worst group is each seed's worst, "
+            "(Student's t). Runs of one seed share the test part and initial weights, and mostly their batches: this "
+            "interval is mostly narrower than those of the two means tell. The worst group is each seed's worst, "
             "which may be another one in the two runs. Seeds: those in which both runs have the figure."
         )
     if len(compared) > MOST_DRAWN:

@@ -1,7 +1,7 @@
 """How much better the private runs of a sweep are than those of the reference, paired by seed.
 
-Runs of one seed have the same parts and initial weights, and at the same batch size the same batches. Their difference
-varies less over seeds than either of them, and its interval is that of the differences within each seed.
+Runs of one seed have the same test part and initial weights, and mostly the same batches. Their difference varies less
+over seeds than either of them, and its interval is that of the differences within each seed.
 """
 
 from __future__ import annotations

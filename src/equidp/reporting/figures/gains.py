@@ -83,9 +83,9 @@ def _points(rows: pd.DataFrame, column: str, look: Look, shift: float, most: flo
     )
 
 
-def _reach(gain: float, end: float, most: float) -> float:
+def _reach(gain: float, end: float, most: float) -> float | None:
     """How far an interval is drawn from its middle: not beyond the largest difference that can be."""
-    return 0.0 if pd.isna(end) else abs(min(max(end, -most), most) - gain)
+    return None if pd.isna(end) else abs(min(max(end, -most), most) - gain)
 
 
 def _hover(row: Mapping[Hashable, Any], column: str) -> str:
