@@ -15,7 +15,7 @@ ONLY = ["--only", "dpsgd/linear", "sgd/linear"]
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def before(tmp_path_factory: pytest.TempPathFactory, coarse: None) -> Path:
     """What the two runs came to."""
     path = tmp_path_factory.mktemp("unchanged") / "before.json"
     assert unchanged.main(["--write", str(path), *ONLY]) == 0

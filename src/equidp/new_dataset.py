@@ -257,7 +257,7 @@ def check(
             raise EquidpError(
                 f"{file}: {len(left)} lines still have {MARK}, the first is line {begins + left[0] - 1} "
                 f"({text.splitlines()[left[0] - 1].strip()}); replace them by what the codebook says, and call the "
-                "command again."
+                "command again. For another draft, such as of another --label, delete this one first."
             )
     loader = load()
     settings = loader.settings

@@ -166,6 +166,7 @@ def test_without_a_gpu_the_command_says_so(gpu: ModuleType, monkeypatch, capsys)
     assert "--device cpu --small" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_gate_that_rounding_flips_moves_its_records_norm_by_more_than_the_middle_one_may_be_off(gpu) -> None:
     """Record 63 of the 64 that the stage takes for this model has such a gate: by it a GPU was off from the CPU."""
     records, (norms, _) = gpu._on_cpu("tramer_boneh_cifar10", 64)

@@ -60,6 +60,9 @@ def test_a_mistyped_name_is_refused_in_one_line_before_anything_starts(project):
     done = call(["--algorithms=dpsgd,dpsgdf", "--datasets=digits"])
     assert done.exit_code == 1
     assert done.output.splitlines()[-1].startswith("Error: Unknown algorithm 'dpsgdf'. Did you mean 'dpsgd_f'?")
+    done = call(["--algorithms=dpsgd,sgd", "--datasets=digits", "--reference=dpsdg"])
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1].startswith("Error: Unknown reference 'dpsdg'. Did you mean 'dpsgd'?")
     assert not (project / "data" / "08_reporting").exists()
 
 
@@ -175,7 +178,7 @@ def test_what_failed_is_told_where_the_disk_takes_no_table(make_job, monkeypatch
     jobs = {job.cell.key: job for job in (done, failed)}
     cells, outcomes = [done.cell, failed.cell], [CellResult("cell-b", "Error: no space")]
     with pytest.raises(EquidpError, match="the disk is full"):
-        _conclude(None, "demo", cells, jobs, outcomes, Console())
+        _conclude(None, "demo", cells, jobs, outcomes, Console(), {})
     assert "failed: dpsgd" in (said := capsys.readouterr().out)
     assert "Error: no space" in said
 

@@ -303,7 +303,7 @@ def test_seeds_are_averaged_with_the_main_metrics_intervals(capsys: pytest.Captu
     low, high = page["intervals"]["overall"]
     assert low < 5 / 6 < high
     documents = {seed: metrics_document(one, several[0]) for seed, one in enumerate(several)}
-    row = Row("patients", "dpsgd", "dpsgd", documents, {"epsilon": 3.0}, {})
+    row = Row("patients", "dpsgd", "dpsgd", documents, {"epsilon": 3.0}, {}, "row")
     lines = table_of([row])
     assert lines.loc[0, ["mae", "cost", "worst"]].tolist() == pytest.approx([5 / 6, 1 / 6, 1.5])
     print_table(lines, Console(width=100))

@@ -13,6 +13,7 @@ from equidp.algorithms import BASELINE
 from equidp.errors import listed_names
 from equidp.reporting import figures, tables
 from equidp.reporting.figures.drawing import capital
+from equidp.reporting.gains import MOST_DRAWN, gains_caption, gains_notes, gains_table
 from equidp.reporting.labels import labels_tables
 from equidp.reporting.privacy_report import DECIDING, INSIDE, NO_GUARANTEE, privacy_sections, research_mode, understated
 from equidp.reporting.rates import rates_tables
@@ -46,6 +47,7 @@ def html_report(
     group_table: pd.DataFrame,
     remarks: Sequence[str] = (),
     released: Mapping[str, Mapping] | None = None,
+    compared: pd.DataFrame | None = None,
 ) -> str:
     """The report as the text of one HTML file; `title` and `provenance` as of `render`.
 
@@ -58,8 +60,10 @@ def html_report(
         group_table: columns `grouping`, `group`, and a count per part (`train`, `public`, `test`); may be empty.
         remarks: further sentences on top of the page.
         released: `metrics_release.json` by algorithm; algorithms without one are left out.
+        compared: runs and their gains over a reference, as of `figures.gains`; `attrs["remarks"]` are sentences on it.
     """
     task = task_in(documents)
+    against = pd.DataFrame(columns=["run"]) if compared is None else compared
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
     overview = tables.with_marks(tables.results_table(documents, privacy))
     empty = [c for c in ("epsilon", "epsilon_published", "cost", "gap") if overview[c].isna().all()]
@@ -70,7 +74,7 @@ def html_report(
         task=task,
         main=METRIC_TITLES[task.main],
         cost_means=COST_MEANS.format(METRIC_TITLES[task.main]),
-        drawn=_figures(documents, privacy, histories, group_table),
+        drawn=_figures(documents, privacy, histories, group_table, against),
         settings=_settings(settings, documents),
         provenance=provenance,
         warnings=[*remarks, *_warnings(documents, privacy)],
@@ -81,6 +85,8 @@ def html_report(
         left_out=tables.left_out(overview),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=_several(documents),
+        gains=_grid(gains_table(against, task)) if len(against) else None,
+        gains_notes=[] if compared is None else list(gains_notes(compared, task)),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
         labels=[_grid(frame, caption=caption) for caption, frame in labels_tables(documents)],
         sizes=f"Sizes of groups: {EXACT_SIZES}" if any("train" in frame for _, frame in groups) else "",
@@ -99,8 +105,11 @@ def _figures(
     privacy: Mapping[str, Mapping],
     histories: Mapping[str, pd.DataFrame],
     group_table: pd.DataFrame,
+    compared: pd.DataFrame,
 ) -> Iterator[tuple[go.Figure, str]]:
     """Every figure, with its caption."""
+    if 0 < len(compared) <= MOST_DRAWN:
+        yield figures.gains(compared, task_in(documents)), gains_caption(compared, task_in(documents))
     yield from _group_figures(documents, group_table)
     yield from _training_figures(histories, privacy, task_in(documents).main)
     yield from _diagnostic_figures(histories)
@@ -229,19 +238,20 @@ _HEADINGS = (
     }
 )
 
-_WITH_SIGN = ("cost", "excess", METRIC_TITLES["mean_error"])
+_WITH_SIGN = ("cost", "gain", "excess", METRIC_TITLES["mean_error"])
 
 
 def _grid(frame: pd.DataFrame, *, caption: str = "") -> PageTable:
     """A frame as headings and cells; costs of privacy carry signs, means over seeds their ±."""
     halves = {name: frame[f"{name}±"] for name in map(str, frame.columns) if f"{name}±" in frame}
     frame = frame.drop(columns=[f"{name}±" for name in halves])
-    columns = [
-        [_cell(value, _format(str(name))) for value in frame[name]]
-        if name not in halves
-        else [_mean(*pair, sign="+" if name == "cost" else "") for pair in zip(frame[name], halves[name], strict=True)]
-        for name in frame.columns
-    ]
+    columns = []
+    for name in frame.columns:
+        if name in halves:
+            sign = "+" if str(name).startswith(_WITH_SIGN) else ""
+            columns.append([_mean(*pair, sign=sign) for pair in zip(frame[name], halves[name], strict=True)])
+        else:
+            columns.append([_cell(value, _format(str(name))) for value in frame[name]])
     header = ((_HEADINGS.get(c, str(c)), pd.api.types.is_numeric_dtype(frame[c])) for c in frame.columns)
     return PageTable(caption, tuple(header), tuple(zip(*columns, strict=True)))
 

@@ -5,5 +5,7 @@ project    the Kedro project around it: configuration, paths, the MLflow store
 cell       one cell: its process, its lock, its marker of completion
 cluster    the machines: a local Dask cluster, or any other by its address
 fanout     which cell runs when; progress; interruption
+comparison which rows are compared with which: the reference's
+gains      how much better they are, paired by seed
 summary    the results: the table over seeds and the pages
 """

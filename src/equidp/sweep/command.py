@@ -19,6 +19,7 @@ from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.errors import EquidpError, first_line
 from equidp.options import dotted
 from equidp.parameters.resolved import SAFE_NAME
+from equidp.sweep.comparison import counterparts
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import Cell, Project, by_seed, digest
 from equidp.system.interrupts import handling
@@ -65,6 +66,7 @@ def run_command(
     cells = project.cells(grid)
     _refuse_unread(typed, cells)
     refuse_undeclared(cells)
+    against = counterparts(cells, grid.reference)
     name = _folder_name(name or unnamed(cells))
     _announce(name, grid, cells, console)
     if dry_run:
@@ -93,7 +95,7 @@ def run_command(
 
     cluster = Cluster(scheduler, workers, gpus_per_cell, dashboard)
     outcomes = fan_out(project, cluster, jobs, todo, console) if todo else []
-    return _conclude(project, name, cells, jobs, outcomes, console)
+    return _conclude(project, name, cells, jobs, outcomes, console, against)
 
 
 def _refuse_unread(typed: Mapping[str, Any], cells: Sequence[Cell]) -> None:
@@ -254,8 +256,9 @@ def _conclude(
     jobs: Mapping[str, Job],
     outcomes: Sequence[CellResult],
     console: Console,
+    against: Mapping[str, Sequence[str]],
 ) -> None:
-    """Tables, pages, and what failed."""
+    """Tables, pages, and what failed; `against` as of `table_of`."""
     from equidp.sweep.cell import finished
     from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
 
@@ -263,7 +266,7 @@ def _conclude(
     try:
         if complete:
             rows = rows_of(complete)
-            table = table_of(rows)
+            table = table_of(rows, against)
             print_table(table, console)
             written = write_summary(rows, table, project.path / REPORTS / name, name, project.path / REPORTS.parent)
             for path in written:

@@ -5,6 +5,7 @@ demo:
   datasets: [digits]
   epsilons: [1, 3]
   seeds: 4                             # 0, 1, 2, 3; or a list of seeds
+  reference: dpsgd                     # what the others are compared with, by seed; dpsgd anyway where there is one
   params:                              # any other setting: one value is fixed, a list is one more axis
     training.epochs: 30
     dpsgd.options.clip_norm: [0.5, 1]
@@ -67,6 +68,8 @@ class Grid(Declared):
     epsilons: Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(as_list)] = ()
     """Targets; without any, each dataset's preset decides."""
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_seeds)] = ()
+    reference: str = ""
+    """The algorithm that the private runs are compared with; stands above all parts."""
     params: Mapping[str, Any] = {}
     """Any setting by its dotted name; a list is an axis."""
     grids: tuple[Mapping[str, Any], ...] = ()
@@ -75,8 +78,12 @@ class Grid(Declared):
         """The plain grids that this one is the union of."""
         if not self.grids:
             yield self
-        above = self.model_dump(exclude={"grids"}, exclude_unset=True)
+        above = self.model_dump(exclude={"grids", "reference"}, exclude_unset=True)
         for part in self.grids:
+            if "reference" in part:
+                raise EquidpError(
+                    f"Sweep setting reference={part['reference']!r} stands in a part: give it above the parts."
+                )
             merged = {**above, **part, "params": {**self.params, **part.get("params", {})}}
             yield from grid_from(merged).parts()
 
@@ -141,12 +148,14 @@ def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, 
     """
     if name is not None and name not in grids:
         raise unknown_name("sweep", name, grids)
-    axes = {key: value for key, value in given.items() if key != "params" and value is not None}
+    axes = {key: value for key, value in given.items() if key not in ("params", "reference") and value is not None}
     base, where = {} if name is None else grids[name], f"sweep {name!r}"
     kept = (
         {key: axes.pop(key) for key in CHOSEN if key in axes} if isinstance(base, Mapping) and "grids" in base else {}
     )
     grid = grid_from(_over(base, axes, given.get("params") or {}, where))
+    if (reference := given.get("reference")) is not None:  # of the whole sweep: no part has its own
+        grid = grid.model_copy(update={"reference": reference})
     return _kept(grid, grid_from(kept).model_dump(exclude_unset=True), where) if kept else grid
 
 

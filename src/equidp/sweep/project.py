@@ -224,7 +224,12 @@ def digest(settings: Mapping[str, Any]) -> str:
 
 def by_seed(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Cells that differ in their seed alone, together."""
-    return grouped(cells, lambda cell: digest({**cell.settings, "seed": None}))
+    return grouped(cells, row_key)
+
+
+def row_key(cell: Cell) -> str:
+    """What cells that differ in their seed alone have in common."""
+    return digest({**cell.settings, "seed": None})
 
 
 def grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> list[list[Cell]]:

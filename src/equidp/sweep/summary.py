@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 from rich import box
@@ -18,15 +19,19 @@ from rich.text import Text
 from equidp.algorithms import BASELINE
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import numbered
-from equidp.evaluation.seeds import over_seeds
+from equidp.evaluation.seeds import Interval, over_seeds
 from equidp.reporting.page import html_report
 from equidp.reporting.rendering import linked
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text
-from equidp.sweep.project import Cell, by_seed, differing, digest
+from equidp.sweep.gains import columns_of, gains_of, remarks
+from equidp.sweep.project import Cell, by_seed, differing, row_key
 from equidp.sweep.tracked import Means
 from equidp.system.files import replacing
 from equidp.tasks import TASKS, kind_of
+
+if TYPE_CHECKING:
+    from equidp.tasks.base import Task
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -49,6 +54,7 @@ class Row:
         label: algorithm and those settings in which the rows of one dataset differ.
         metrics: `metrics.json` by seed.
         privacy: `privacy.json` over the seeds, see `of_seeds`.
+        key: names its settings, see `row_key`.
     """
 
     dataset: str
@@ -57,6 +63,22 @@ class Row:
     metrics: Mapping[int, Mapping[str, Any]]
     privacy: Mapping[str, Any]
     settings: Mapping[str, Any]
+    key: str
+
+    @property
+    def task(self) -> type[Task]:
+        """What its figures are of."""
+        return kind_of(next(iter(self.metrics.values())))
+
+    def overall(self) -> dict[int, float | None]:
+        """The main metric by seed."""
+        return {seed: one["overall"][self.task.main] for seed, one in self.metrics.items()}
+
+    def worst(self) -> dict[int, float | None]:
+        """The main metric of the worst group of each seed, which may be another one; of the first grouping."""
+        documents, task = settled(self.algorithm, self.metrics), self.task
+        grouping = next(iter(next(iter(documents.values()))["groups"]), "")
+        return {seed: task.worst_of(one["groups"].get(grouping, {}))[task.main] for seed, one in documents.items()}
 
 
 def rows_of(cells: Sequence[Cell]) -> list[Row]:
@@ -105,6 +127,7 @@ def _row(cells: Sequence[Cell], label: str) -> Row:
         metrics,
         of_seeds([_json(cell.outputs["privacy"]) for cell in cells]),
         {**first.settings, "seed": sorted(metrics)},
+        row_key(first),
     )
 
 
@@ -140,20 +163,30 @@ def _json(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ table
 
 
-def table_of(rows: Sequence[Row]) -> pd.DataFrame:
+def table_of(rows: Sequence[Row], against: Mapping[str, Sequence[str]] = MappingProxyType({})) -> pd.DataFrame:
     """One line per row: ε, and means with the half-width of their 95 % interval over seeds.
 
+    Args:
+        rows: of the finished cells.
+        against: `counterparts` of all cells.
+
     Returns:
-        Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, then per figure (`accuracy`,
-        `cost`, `worst`, `gap`) its mean, `<figure>_seeds`, the number of seeds that have it (where the baseline
-        diverged there is no cost), and `<figure>±`; costs and gaps are paired by seed. Undefined values are NaN.
-        `worst` is the mean over seeds of the worst group's accuracy, of the first grouping. Of other tasks than
-        classification the main metric stands in the place of `accuracy`. `attrs["parts"]` names, per dataset, the
-        parts that figures are of.
+        Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, `metric`, then per figure
+        (`accuracy`, `cost`, `worst`, `spread`, `gap`) its mean, `<figure>_seeds`, the number of seeds that have it
+        (where the baseline diverged there is no cost), and `<figure>±`; costs and gaps are paired by seed. Undefined
+        values are NaN. `worst` is the mean over seeds of the worst group's accuracy, of the first grouping. Of other
+        tasks than classification the main metric stands in the place of `accuracy`; `metric` names it, as all these
+        figures are in it. Then `reference`, the run that this one is compared with, and in the same way `gain` and
+        `worst_gain`: how much better the main metric and the worst group's are than the reference's, paired by seed.
+        `attrs["parts"]` names, per dataset, the parts that figures are of; `attrs["remarks"]`, where there are any,
+        has sentences on its gains.
     """
-    table, parts = pd.DataFrame([_line(row) for row in rows]), defaultdict[str, dict[str, None]](dict)
+    found = gains_of(rows, against)
+    lines = [_line(row) | found[row.key] for row in rows]
+    table, parts = pd.DataFrame(lines), defaultdict[str, dict[str, None]](dict)
     for row in rows:
         parts[row.dataset] |= {of.get("evaluated_on", "test"): None for of in row.metrics.values()}
+    table.attrs["remarks"] = remarks(rows, against)
     table.attrs["parts"] = {dataset: list(names) for dataset, names in parts.items()}
     return table
 
@@ -162,9 +195,8 @@ def _line(row: Row) -> dict[str, Any]:
     documents = settled(row.algorithm, row.metrics)
     seen = over_seeds(documents)
     grouping = next(iter(seen["groups"]), "")
-    cost, task = seen.get("cost_of_privacy") or {}, kind_of(next(iter(documents.values())))
-    main = task.main
-    worst = {seed: task.worst_of(document["groups"].get(grouping, {})) for seed, document in documents.items()}
+    cost, main = seen.get("cost_of_privacy") or {}, row.task.main
+    worst = over_seeds({seed: {main: value} for seed, value in row.worst().items()})
     line: dict[str, Any] = {
         "dataset": row.dataset,
         "run": row.label,
@@ -172,18 +204,17 @@ def _line(row: Row) -> dict[str, Any]:
         "seeds": len(row.metrics),
         "epsilon": row.privacy.get("epsilon"),
         "epsilon_published": (row.privacy.get("epsilon_published") or {}).get("value"),
+        "metric": main,
     }
     figures = {
         main: seen["overall"][main],
         "cost": (cost.get("overall") or {}).get(main),
-        "worst": over_seeds({seed: {main: one[main]} for seed, one in worst.items()})[main],
+        "worst": worst[main],
         "spread": (seen.get("spread") or {}).get(grouping),
         "gap": ((cost.get("gap") or {}).get(grouping) or {}).get(main),
     }
     for name, figure in figures.items():
-        line[name] = figure["mean"] if figure else None
-        line[f"{name}_seeds"] = figure["seeds"] if figure else 0
-        line[f"{name}±"] = figure["high"] - figure["mean"] if figure and figure["high"] is not None else None
+        line |= columns_of(name, Interval(**figure) if figure else None)
     return line
 
 
@@ -211,7 +242,7 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
     seeds = f"{line['seeds']} seed{'s' if line['seeds'] != 1 else ''}"
     note = f"ε = {epsilon_text(metrics.get('epsilon'))}; " if "epsilon" in metrics else "Not private; "
     return Means(
-        key=digest({**cells[0].settings, "seed": None}),
+        key=row_key(cells[0]),
         dataset=row.dataset,
         algorithm=row.algorithm,
         label=row.label,
@@ -279,13 +310,20 @@ def write_summary(
         mine = [row for row in rows if row.dataset == dataset]
         page = folder / f"{dataset}.html"
         with replacing(page) as part:
-            text = _page(mine, f"{title} on {dataset}")
+            text = _page(mine, f"{title} on {dataset}", _compared(table, dataset))
             part.write_text(text if library is None else linked(text, page, library), encoding="utf-8")
         written.append(page)
     return written
 
 
-def _page(rows: Sequence[Row], title: str) -> str:
+def _compared(table: pd.DataFrame, dataset: str) -> pd.DataFrame | None:
+    """A data set's lines that are compared, with what is to be said of them; None where neither is anything."""
+    lines = table[(table["dataset"] == dataset) & table["reference"].notna()].copy()
+    lines.attrs = {"remarks": table.attrs.get("remarks", {}).get(dataset, [])}
+    return lines if len(lines) or lines.attrs["remarks"] else None
+
+
+def _page(rows: Sequence[Row], title: str, compared: pd.DataFrame | None) -> str:
     documents = {row.label: averaged(row.algorithm, row.metrics) for row in rows}
     counts = sorted({len(row.metrics) for row in rows})
     seeds = " or ".join(map(str, counts))
@@ -297,6 +335,7 @@ def _page(rows: Sequence[Row], title: str) -> str:
         {row.label: row.settings for row in rows},
         {"runs": sum(len(row.metrics) for row in rows)},
         pd.DataFrame(columns=["grouping", "group"]),
+        compared=compared,
     )
 
 

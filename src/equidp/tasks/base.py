@@ -147,10 +147,11 @@ class Task(ABC):
         the difference of absolute values. The loss's is called `excess_loss`.
         """
         names = {metric: "excess_loss" if metric == "loss" else metric for metric in cls.metrics}
-        return {name: cls._lost(metric, private[metric], baseline.get(metric)) for metric, name in names.items()}
+        return {name: cls.lost(metric, private[metric], baseline.get(metric)) for metric, name in names.items()}
 
     @classmethod
-    def _lost(cls, metric: str, private: float | None, baseline: float | None) -> float | None:
+    def lost(cls, metric: str, private: float | None, baseline: float | None) -> float | None:
+        """How much worse the first figure of a metric is than the second, as `cost` says; None where one is None."""
         if private is None or baseline is None:
             return None
         if (best := cls.best.get(metric)) is None:

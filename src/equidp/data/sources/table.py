@@ -14,7 +14,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from equidp.data.cells import MISSING, absent, as_written, cells, codes, place, require, with_points
+from equidp.data.cells import (
+    MISSING,
+    RefusedCellsError,
+    absent,
+    as_written,
+    cells,
+    codes,
+    place,
+    require,
+    with_points,
+)
 from equidp.data.columns import (
     Bounded,
     Named,
@@ -126,10 +136,21 @@ class Table(Source):
         _refuse_headless(rows, self._columns(), self.options, where)
         require(rows, self._columns(), where)
         frame = self._without_missing(rows, where)
+        try:
+            records = self._records(frame, where)
+        except RefusedCellsError as error:
+            if error.missing:
+                raise
+            raise EquidpError(
+                f"{error.message} If it stands for a missing value, name it in data.options.na_values."
+            ) from error
+        return replace(records, remarks=(*self._remarks(rows, frame), *self._wordless(frame, records.features)))
+
+    def _records(self, frame: pd.DataFrame, where: str) -> Records:
         labels = self._labels(frame, where)
         spelt = {"guessed": bool(self.options.catalog), "decimal": self.options.decimal}
         part = codes(frame[self.options.part], PARTS, where).to(torch.uint8) if self.options.part else None
-        records = Records(
+        return Records(
             features=self._features(frame, where),
             labels=labels,
             groups=({"class": labels} if self.options.classes else {}) | group_ids(frame, self.options.groups, where),
@@ -137,7 +158,6 @@ class Table(Source):
             part=part,
             **owners(frame, self.options.unit, self.options.id, where, **spelt),
         )
-        return replace(records, remarks=(*self._remarks(rows, frame), *self._wordless(frame, records.features)))
 
     @property
     def columns(self) -> Mapping[str, Named | Numeric]:

@@ -21,6 +21,7 @@ from equidp.reporting.figures.diagnostics import (
     diagnostics_in,
     group_diagnostic,
 )
+from equidp.reporting.figures.gains import gains
 from equidp.reporting.figures.groups import cost_per_group, group_counts, metric_per_group
 from equidp.reporting.figures.runs import cost_against, metric_against, privacy_utility
 from equidp.reporting.figures.training import (
