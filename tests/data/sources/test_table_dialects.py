@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,43 @@ def test_a_code_of_a_missing_value_is_one_of_its_own_column(tmp_path: Path, type
     for wrong in ("9", [9], {"x": "9"}, {"x": [9]}):
         with pytest.raises(EquidpError, match=r"'na_values' is not valid: give a list of texts in quotes, such as"):
             records({**OPTIONS, **options, "na_values": wrong}, tmp_path)
+
+
+@pytest.mark.parametrize("signs", [{}, {"thousands": ","}])
+def test_one_row_that_makes_text_of_a_guessed_column_changes_no_code_of_a_missing_value(
+    tmp_path: Path, signs: dict
+) -> None:
+    """Of numbers with a decimal place -1 is written -1.0: the number is missing, and so is the text."""
+    features = {"x": {**NUMBER, "clip": True, "missing": 50}}
+    table = source("table", {**OPTIONS, "catalog": "t", "features": features, "na_values": ["-1"], **signs})
+    found = []
+    for more in ("", "?,no\n", "7,no\n"):
+        rows = f"x,y\n-1.0,no\n20.5,yes\n-1.0,yes\n{more}"
+        table.catalog = lambda name, rows=rows: pd.read_csv(io.StringIO(rows))
+        found.append(table.read(table.locate(tmp_path)).features[:3].tolist())
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == [0.5, 1]
+
+
+def test_a_category_and_a_code_that_are_one_number_are_refused_where_types_are_guessed() -> None:
+    features = {"ward": {"kind": "categorical", "categories": ["05", "A"]}}
+    given = {**OPTIONS, "features": features, "na_values": ["5"]}
+    assert source("table", {**given, "path": "t.csv"})
+    with pytest.raises(EquidpError, match=r"na_values: '5' and '05', a declared value of 'ward', are one number"):
+        source("table", {**given, "catalog": "t"})
+
+
+def test_an_id_of_a_decimal_type_does_not_follow_the_places_of_others(tmp_path: Path) -> None:
+    """A writer of parquet gives the whole column the places that its longest number needs."""
+    found = []
+    for more in ([], ["100.5"]):
+        ids = [Decimal(text) for text in ["17", "20", *more]]
+        frame = pd.DataFrame({"x": 1, "y": "no", "id": ids})
+        frame.to_parquet(tmp_path / "t.parquet")
+        found.append(records({**OPTIONS, "path": "t.parquet", "unit": "id"}, tmp_path).unit_identity[:2])
+    assert torch.equal(*found)
+    pd.DataFrame({"x": 1, "y": "no", "id": ["17", "20"]}).to_csv(tmp_path / "t.csv", index=False)
+    assert torch.equal(found[0], records({**OPTIONS, "path": "t.csv", "unit": "id"}, tmp_path).unit_identity)
 
 
 def test_a_grouping_and_a_feature_of_one_name_are_each_compared_with_the_codes_of_missing_values() -> None:

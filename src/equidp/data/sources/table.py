@@ -243,11 +243,13 @@ class Table(Source):
 
     def _cells(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         """Cells as `cells` gives them, numbers in the declared columns with Python's signs."""
-        frame, signs = cells(frame, self.options.na_values), (self.options.decimal, self.options.thousands)
+        missing, numeric = self.options.na_values, self._numeric
+        signs = (self.options.decimal, self.options.thousands)
+        frame = cells(frame, missing, numeric if signs == PYTHONS else ())
         if signs == PYTHONS:
             return frame
-        changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in self._numeric}
-        return frame.assign(**changed)
+        changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in numeric}
+        return cells(frame.assign(**changed), missing, numeric)
 
     @property
     def _numeric(self) -> set[str]:
