@@ -13,8 +13,8 @@ from equidp.errors import EquidpError
 @pytest.mark.parametrize("name", BESIDE)
 def test_a_tokenizer_with_other_settings_is_another_one(tmp_path: Path, name: str) -> None:
     """Whether capital letters count, say: kept ids would be another tokenizer's, and people in other parts."""
+    (tmp_path / name).write_text("{}")
     with pytest.raises(EquidpError, match="holds no tokenizer"):
-        (tmp_path / name).write_text("{}")
         tokenizer_digest(tmp_path)
     (tmp_path / "vocab.txt").write_text("[UNK]\npain\n")
     digests = []

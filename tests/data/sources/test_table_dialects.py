@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from sqlalchemy import create_engine
@@ -210,6 +211,20 @@ def test_an_entry_of_the_catalog_is_a_table(tmp_path: Path) -> None:
     table.catalog = lambda name: {"a": 1}
     with pytest.raises(EquidpError, match="the entry gives a dict; name one that gives a pandas DataFrame"):
         table.locate(tmp_path)
+
+
+def test_an_entry_may_have_types_of_arrow_that_pandas_has_not(tmp_path: Path) -> None:
+    """With load_args of dtype_backend: pyarrow, dates say; whether these are declared or not."""
+    table = source("table", {**OPTIONS, "catalog": "t", "unit": "price"})
+    rows = "x,y,seen,price\n25,no,2020-01-01,1.50\n75,yes,2020-01-02,2.25\n"
+    read = pd.read_csv(io.StringIO(rows), dtype_backend="pyarrow")
+    of_decimals = pd.array([Decimal("1.50"), Decimal("2.25")], dtype=pd.ArrowDtype(pa.decimal128(5, 2)))
+    found = []
+    for price in (read["price"], of_decimals):
+        table.catalog = lambda name, price=price: read.assign(price=price)
+        found.append(table.records(table.locate(tmp_path)))
+    assert found[0].features.tolist() == [[0.25], [0.75]]
+    assert torch.equal(found[0].unit_identity, found[1].unit_identity)
 
 
 def test_a_text_of_any_length_is_read(tmp_path: Path) -> None:

@@ -229,7 +229,10 @@ class Table(Source):
                 )
         # floats are ids that have lost digits, maybe; as whole numbers again they would not show it
         kept = {name: found[name] for name in floats & {self.options.unit, self.options.id}}
-        return found.convert_dtypes(dtype_backend="numpy_nullable").assign(**kept)
+        arrow = [str(name) for name in found if isinstance(found[name].dtype, pd.ArrowDtype) and name not in kept]
+        # pandas has no type of its own for Arrow's dates, decimals and lists, and fails even if none is declared
+        others = {name: found[name].astype(object) for name in arrow if found[name].dtype.kind not in "iufbU"}
+        return found.assign(**others).convert_dtypes(dtype_backend="numpy_nullable").assign(**kept)
 
     def _rows(self, path: Path | None) -> pd.DataFrame:
         if path is None:
