@@ -68,20 +68,29 @@ def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
         raise missing_column(where, missing[0], map(str, frame.columns), missing[1:])
 
 
-def cells(frame: pd.DataFrame, missing: Collection[str] | Mapping[str, Collection[str]] = ()) -> pd.DataFrame:
+def cells(
+    frame: pd.DataFrame,
+    missing: Collection[str] | Mapping[str, Collection[str]] = (),
+    numeric: Collection[str] = (),
+) -> pd.DataFrame:
     """The table with stripped text; numbers and truth values keep their type, so `010` is not 10.
 
     Args:
         missing: further texts, or numbers as text, that mean a missing value: in every column, or by the column's name.
+        numeric: columns of numbers, in which `-1.0` is -1 as text, too: where types are guessed, one row makes text of
+            a whole column, and others must not be missing, or not, for that.
     """
 
     def column(one: pd.Series) -> pd.Series:
         texts = missing.get(str(one.name), ()) if isinstance(missing, Mapping) else missing
         sought = {*texts, *(number for text in texts if (number := number_in(text)) is not None)}
 
+        by_value = one.name in numeric
+
         def cell(value: Any) -> Any:
             value = value.strip() if isinstance(value, str) else value
-            return None if sought and isinstance(value, str | AnyNumber) and _key(value) in sought else value
+            known = sought and isinstance(value, str | AnyNumber) and _key(value, by_value=by_value) in sought
+            return None if known else value
 
         return one if isinstance(one.dtype, np.dtype) and one.dtype.kind in "iufb" and not sought else _each(one, cell)
 
@@ -335,9 +344,12 @@ def _each(column: pd.Series, change: Any) -> pd.Series:
     return pd.Series(changed, index=column.index, name=column.name, dtype=object)
 
 
-def _key(value: Any) -> Any:
-    """A cell in a form that compares by value."""
-    return value if isinstance(value, str | bool | np.bool_) else number_in(str(value))
+def _key(value: Any, *, by_value: bool) -> Any:
+    """A cell in a form that compares by value; text only where it is asked for, and is a number."""
+    if isinstance(value, bool | np.bool_) or (isinstance(value, str) and not by_value):
+        return value
+    number = number_in(str(value))
+    return value if number is None and isinstance(value, str) else number
 
 
 def _is_absent(value: object, missing: Collection[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ CUT_OFF = re.compile(r"-?\d([.,]\d+)?[eE]\+\d+")
 
 DASH = re.compile("[\u2010-\u2015\u2212]")
 
-SPELLING = 2
+SPELLING = 3
 """Increase it with every change of what `id_names` makes of an id: its person may then be in another part."""
 
 
@@ -120,7 +121,8 @@ def id_names(
     """A column's ids, each in one spelling, `of` says whose ids they are, for messages.
 
     Accents are written in one way; otherwise one person could be two units, and have twice the influence. So are whole
-    numbers of a typed table: pandas makes floats of them if one is missing, and one row would rename everybody.
+    numbers of a typed table: pandas makes floats of them if one is missing, a writer of parquet gives decimals the
+    places that the longest one needs, and one row would rename everybody.
 
     Args:
         guessed: whether types were guessed column by column. Then numbers in text are written in one way, too: whether
@@ -145,8 +147,9 @@ def id_names(
             "several ids, as a float has no more digits; give the ids as text."
         )
     names = column.astype(str).str.strip().map(composed)
-    if floats.any():
-        names = names.mask(floats, names.map(as_number))
+    numbers = floats | np.array([isinstance(cell, Decimal) for cell in column.to_numpy(dtype=object)], dtype=bool)
+    if numbers.any():
+        names = names.mask(numbers, names.map(as_number))
     ids = names.drop_duplicates()
     if (cut := ids.str.fullmatch(CUT_OFF)).any():
         raise EquidpError(

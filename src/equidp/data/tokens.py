@@ -17,11 +17,13 @@ from equidp.system.extras import extra
 from equidp.system.progress import frames
 
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""They change what a tokenizer makes of a text, such as whether capital letters count, and are none by themselves."""
 BATCH = 1000
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """sha256 of a tokenizer's files. Raises EquidpError where the folder is missing or has none."""
+    """sha256 of a tokenizer's files and of its settings. Raises EquidpError where the folder is missing or has none."""
     if not folder.is_dir():
         raise EquidpError(
             f"Folder {folder} does not exist: give a folder in Hugging Face's format in model.options.network "
@@ -33,6 +35,7 @@ def tokenizer_digest(folder: Path) -> str:
             f"Folder {folder} holds no tokenizer (tokenizer.json or vocab.txt); save the network's own there with "
             "save_pretrained."
         )
+    found += [folder / name for name in BESIDE if (folder / name).is_file()]
     return hashlib.sha256(b"".join(path.read_bytes() for path in found)).hexdigest()
 
 

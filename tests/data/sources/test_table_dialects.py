@@ -6,10 +6,12 @@ import csv
 import gzip
 import io
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from sqlalchemy import create_engine
@@ -114,6 +116,43 @@ def test_a_code_of_a_missing_value_is_one_of_its_own_column(tmp_path: Path, type
             records({**OPTIONS, **options, "na_values": wrong}, tmp_path)
 
 
+@pytest.mark.parametrize("signs", [{}, {"thousands": ","}])
+def test_one_row_that_makes_text_of_a_guessed_column_changes_no_code_of_a_missing_value(
+    tmp_path: Path, signs: dict
+) -> None:
+    """Of numbers with a decimal place -1 is written -1.0: the number is missing, and so is the text."""
+    features = {"x": {**NUMBER, "clip": True, "missing": 50}}
+    table = source("table", {**OPTIONS, "catalog": "t", "features": features, "na_values": ["-1"], **signs})
+    found = []
+    for more in ("", "?,no\n", "7,no\n"):
+        rows = f"x,y\n-1.0,no\n20.5,yes\n-1.0,yes\n{more}"
+        table.catalog = lambda name, rows=rows: pd.read_csv(io.StringIO(rows))
+        found.append(table.read(table.locate(tmp_path)).features[:3].tolist())
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == [0.5, 1]
+
+
+def test_a_category_and_a_code_that_are_one_number_are_refused_where_types_are_guessed() -> None:
+    features = {"ward": {"kind": "categorical", "categories": ["05", "A"]}}
+    given = {**OPTIONS, "features": features, "na_values": ["5"]}
+    assert source("table", {**given, "path": "t.csv"})
+    with pytest.raises(EquidpError, match=r"na_values: '5' and '05', a declared value of 'ward', are one number"):
+        source("table", {**given, "catalog": "t"})
+
+
+def test_an_id_of_a_decimal_type_does_not_follow_the_places_of_others(tmp_path: Path) -> None:
+    """A writer of parquet gives the whole column the places that its longest number needs."""
+    found = []
+    for more in ([], ["100.5"]):
+        ids = [Decimal(text) for text in ["17", "20", *more]]
+        frame = pd.DataFrame({"x": 1, "y": "no", "id": ids})
+        frame.to_parquet(tmp_path / "t.parquet")
+        found.append(records({**OPTIONS, "path": "t.parquet", "unit": "id"}, tmp_path).unit_identity[:2])
+    assert torch.equal(*found)
+    pd.DataFrame({"x": 1, "y": "no", "id": ["17", "20"]}).to_csv(tmp_path / "t.csv", index=False)
+    assert torch.equal(found[0], records({**OPTIONS, "path": "t.csv", "unit": "id"}, tmp_path).unit_identity)
+
+
 def test_a_grouping_and_a_feature_of_one_name_are_each_compared_with_the_codes_of_missing_values() -> None:
     groups = {"area": {"column": "ward", "map": {"north": ["1"], "south": ["9"]}}}
     features = {"area": {"kind": "categorical", "column": "town", "categories": ["a", "b"]}}
@@ -172,6 +211,20 @@ def test_an_entry_of_the_catalog_is_a_table(tmp_path: Path) -> None:
     table.catalog = lambda name: {"a": 1}
     with pytest.raises(EquidpError, match="the entry gives a dict; name one that gives a pandas DataFrame"):
         table.locate(tmp_path)
+
+
+def test_an_entry_may_have_types_of_arrow_that_pandas_has_not(tmp_path: Path) -> None:
+    """With load_args of dtype_backend: pyarrow, dates say; whether these are declared or not."""
+    table = source("table", {**OPTIONS, "catalog": "t", "unit": "price"})
+    rows = "x,y,seen,price\n25,no,2020-01-01,1.50\n75,yes,2020-01-02,2.25\n"
+    read = pd.read_csv(io.StringIO(rows), dtype_backend="pyarrow")
+    of_decimals = pd.array([Decimal("1.50"), Decimal("2.25")], dtype=pd.ArrowDtype(pa.decimal128(5, 2)))
+    found = []
+    for price in (read["price"], of_decimals):
+        table.catalog = lambda name, price=price: read.assign(price=price)
+        found.append(table.records(table.locate(tmp_path)))
+    assert found[0].features.tolist() == [[0.25], [0.75]]
+    assert torch.equal(found[0].unit_identity, found[1].unit_identity)
 
 
 def test_a_text_of_any_length_is_read(tmp_path: Path) -> None:

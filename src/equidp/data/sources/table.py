@@ -249,7 +249,10 @@ class Table(Source):
                 )
         # floats are ids that have lost digits, maybe; as whole numbers again they would not show it
         kept = {name: found[name] for name in floats & {self.options.unit, self.options.id}}
-        return found.convert_dtypes(dtype_backend="numpy_nullable").assign(**kept)
+        arrow = [str(name) for name in found if isinstance(found[name].dtype, pd.ArrowDtype) and name not in kept]
+        # pandas has no type of its own for Arrow's dates, decimals and lists, and fails even if none is declared
+        others = {name: found[name].astype(object) for name in arrow if found[name].dtype.kind not in "iufbU"}
+        return found.assign(**others).convert_dtypes(dtype_backend="numpy_nullable").assign(**kept)
 
     def _rows(self, path: Path | None) -> pd.DataFrame:
         if path is None:
@@ -263,11 +266,13 @@ class Table(Source):
 
     def _cells(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         """Cells as `cells` gives them, numbers in the declared columns with Python's signs."""
-        frame, signs = cells(frame, self.options.na_values), (self.options.decimal, self.options.thousands)
+        missing, numeric = self.options.na_values, self._numeric
+        signs = (self.options.decimal, self.options.thousands)
+        frame = cells(frame, missing, numeric if signs == PYTHONS else ())
         if signs == PYTHONS:
             return frame
-        changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in self._numeric}
-        return frame.assign(**changed)
+        changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in numeric}
+        return cells(frame.assign(**changed), missing, numeric)
 
     @property
     def _numeric(self) -> set[str]:

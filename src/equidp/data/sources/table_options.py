@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from equidp.data.cells import refuse_alike
+from equidp.data.cells import number_in, refuse_alike
 from equidp.data.columns import Bounded, Column, Named, Numeric, OfGroup
 from equidp.data.groupings import Grouping, check_shown
 from equidp.data.products import PRODUCT
@@ -181,6 +181,20 @@ class TableOptions(SourceOptions):
                 raise ValueError(
                     f"na_values: {both[0]!r} is also a declared value of {column!r}; where it means a missing value in "
                     f'other columns, name these: na_values: {{OTHER: ["{both[0]}"]}}'
+                )
+            self._missing_or_declared_as_numbers(column, declared, given)
+
+    def _missing_or_declared_as_numbers(self, column: str, declared: object, given: tuple[str, ...]) -> None:
+        """Refuse a code and a category that are one number, where types are guessed: other rows would decide."""
+        if not (self.catalog and isinstance(declared, Named)):
+            return
+        codes = {number: code for code in given if (number := number_in(code)) is not None}
+        for text in declared.values:
+            if (number := number_in(text)) in codes:
+                raise ValueError(
+                    f"na_values: {codes[number]!r} and {text!r}, a declared value of {column!r}, are one number, as "
+                    "which an entry of the catalog may give them, or not, by what other rows hold; give the entry "
+                    f"load_args of dtype: {{{column}: str}}, and the value another name there"
                 )
 
     def _one_task(self) -> None:
