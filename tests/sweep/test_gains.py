@@ -123,6 +123,7 @@ def test_only_common_seeds_with_both_figures_count_and_one_has_no_interval(cells
     assert pd.isna(line["gain±"])
     assert "comparisons are made" not in in_words(page)
     assert "no interval is known" in in_words(page)
+    assert "do not count, which favours that model: dpsgd_f in 1 of its seeds." in in_words(page)
 
 
 def test_no_common_seed_is_no_gain(cells, tmp_path):

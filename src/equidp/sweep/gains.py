@@ -76,17 +76,30 @@ def remarks(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> dict[s
         if base := bases.get(row.key):
             if words := list(_unequal(row.privacy, base.privacy)):
                 found[row.dataset][UNEQUAL].append(f"{row.label} and {base.label} in {' and '.join(words)}")
+            for label, seeds in _without_figure(row, base):
+                found[row.dataset][DIVERGED].append(f"{label} in {seeds} of its seeds")
         elif len(of := against[row.key]) == 1:
             found[row.dataset][UNFINISHED].append(row.label)
         else:
             found[row.dataset][SEVERAL if of else NONE].append(row.label)
-    return {name: [start.format("; ".join(labels)) for start, labels in of.items()] for name, of in found.items()}
+    return {
+        name: [start.format("; ".join(dict.fromkeys(labels))) for start, labels in of.items()]
+        for name, of in found.items()
+    }
 
 
 UNEQUAL = "The privacy statements differ of {}: these gains are not at equal privacy."
+DIVERGED = "Seeds in which a model has no figure, as after divergence, do not count, which favours that model: {}."
 UNFINISHED = "Not compared, as the reference's run at their settings is not finished: {}."
 SEVERAL = "Not compared, as the reference has several runs at their settings, with other options of its own: {}."
 NONE = "Not compared, as the reference has no run at their settings: {}."
+
+
+def _without_figure(row: Row, base: Row) -> Iterator[tuple[str, int]]:
+    """Which of two runs have no figure in seeds that both have, and in how many."""
+    for of, figures, other in ((row, row.overall(), base.metrics), (base, base.overall(), row.metrics)):
+        if gone := sum(figures[seed] is None for seed in figures.keys() & other.keys()):
+            yield of.label, gone
 
 
 def _unequal(privacy: Mapping[str, Any], of_reference: Mapping[str, Any]) -> Iterator[str]:
