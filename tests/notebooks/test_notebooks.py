@@ -137,8 +137,8 @@ def test_your_own_data(checkout: Path) -> None:
     assert found["statement"]["records"] == round(0.8 * found["patients"])  # the guarantee counts patients, not stays
     assert "tables that differ in one unit give training parts" in " ".join(found["statement"]["assumptions"])
     assert found["refusal"].endswith(
-        f"hospital.csv, line {found['rows'] + 2}, column 'age': '172' is out of bounds; give a number from 0 to 120. If "
-        "it stands for a missing value, name it in data.options.na_values."
+        f"hospital.csv, line {found['rows'] + 2}, column 'age': '172' is out of bounds; give a number from 0 to 120. "
+        "If it stands for a missing value, name it in data.options.na_values."
     )
     groups = {(grouping, group): figures for grouping, group, *figures in found["hospital"] + found["lesions"]}
     assert {grouping for grouping, _ in groups} == {"ward", "sex", "age_band", "skin", "class"}
