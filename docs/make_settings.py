@@ -36,7 +36,7 @@ sources of the papers' presets: [models and presets](settings-models.md).
 | `dataset` | `digits` | name of a preset |
 | `seed` | `0` | seed of split, initial weights, batches and noise |
 | `raw_dir` | `data/01_raw` | folder of the raw files; `EQUIDP_RAW_DIR` sets it too |
-| `run_label` | | if set, one more level in the output path; not `release`, `workplace` or `nonprivate`, nor a name such as `privacy.json` |
+| `run_label` | | one more level in the output path; no name in a run's folder (`release`, `privacy.json`) |
 | `resume` | `false` | continue what an interrupted run left |
 | `algorithm` | `dpsgd_f` | algorithm of the pipelines `audit`, `tune` and `release` |
 """
