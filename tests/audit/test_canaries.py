@@ -180,12 +180,12 @@ class TestGradientCanaries:
 class TestAuditsCatch:
     """Every algorithm's claim survives an honest audit, and does not survive half the noise."""
 
-    @pytest.mark.parametrize("name", first(PRIVATE, ONE_OF_EACH))
+    @pytest.mark.parametrize("name", first(PRIVATE, ONE_OF_EACH[::2]))
     def test_the_claim_survives(self, name: str) -> None:
         bound, claim = _bound(name, SeededRandom)
         assert 0.2 < bound <= claim  # the audit sees something, but no more than it may
 
-    @pytest.mark.parametrize("name", first(PRIVATE, ONE_OF_EACH))
+    @pytest.mark.parametrize("name", first(PRIVATE, ONE_OF_EACH[::2]))
     def test_half_the_noise_is_caught(self, name: str) -> None:
         bound, claim = _bound(name, ThirdNoise if name in WORSE else HalfNoise)
         assert bound > claim

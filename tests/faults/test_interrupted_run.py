@@ -126,7 +126,7 @@ def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path
         assert {step for step, _ in curves[0]} >= {1, 12}
 
 
-@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_interrupted_baseline_goes_on_where_it_was(
     project: Path, monkeypatch: pytest.MonkeyPatch, secure: bool
 ) -> None:

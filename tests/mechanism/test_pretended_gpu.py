@@ -11,7 +11,7 @@ import torch
 from tests.models.conftest import SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import GPU, OnGpu, as_on_gpu, pretended_gpu
-from tests.thorough import ONE_OF_EACH, first
+from tests.thorough import first
 from tests.training.test_checkpoint import EMPTY
 from tests.tried import tried_once
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from equidp.training.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_c
 RECORDS = 40
 TRANSFORMS = ("psasc_momentum_gd",)
 """`torch.func` sees through a pretended tensor."""
+
+FEW = ("dpsgd", "dpsgd_f", "dpsgd_quantile", "sa_dpsgd", "dpis", "asc")
+"""Each takes a second or two, and `make slow` has the others."""
 
 PRETRAINED = ("backbone", "resnet_finetune")
 """They want a file of weights; their layers are those of others."""
@@ -103,7 +106,7 @@ def compare(algorithm: str, model: str, steps: int | None = None, **how) -> None
         pytest.param({"by_unit": True, "chunk": 9}, id="units"),
     ],
 )
-@pytest.mark.parametrize("algorithm", first([n for n in ALGORITHMS if n not in ("custom", *TRANSFORMS)], ONE_OF_EACH))
+@pytest.mark.parametrize("algorithm", first([n for n in ALGORITHMS if n not in ("custom", *TRANSFORMS)], FEW))
 def test_every_algorithm_gives_the_cpus_result(gpu, algorithm: str, how: dict) -> None:
     compare(algorithm, "mlp", **how)
 
