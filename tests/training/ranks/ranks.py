@@ -21,6 +21,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sa_dpsgd": {"energy_records": 8},
 }
 """Where an algorithm's defaults do not suit 48 records."""
+ASKED = "algorithms.json"
+"""Names the algorithms, in the folder of the ranks."""
 UPDATES = 300
 """How many single steps are compared."""
 
@@ -82,15 +84,15 @@ def battery(folder: str) -> None:
     """Everything the tests look at, written as one JSON file per rank."""
     peers = Peers(torch.device("cpu"), Path(folder))
     with tried_once():
-        found = _found(peers)
+        found = _found(peers, json.loads(Path(folder, ASKED).read_text()))
     Path(folder, f"rank{peers.rank}.json").write_text(json.dumps(found))
     peers.leave()
 
 
-def _found(peers: Peers) -> dict[str, Any]:
+def _found(peers: Peers, names: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"rank": peers.rank, "size": peers.size}
-    found["sampled"] = {name: _run(name, 8, peers) for name in algorithms_here()}
-    found["everybody"] = {name: _run(name, RECORDS, peers, epochs=4) for name in algorithms_here() if name != "dpis"}
+    found["sampled"] = {name: _run(name, 8, peers) for name in names}
+    found["everybody"] = {name: _run(name, RECORDS, peers, epochs=4) for name in names if name != "dpis"}
     found["units"] = _run("dpsgd", RECORDS // 2, peers, privacy={"unit": "unit"}, epochs=4)
     found["chunks"] = _run("dpsgd_f", RECORDS, peers, training={"physical_batch_size": 5}, epochs=4)
     found["private_energy"] = _run(
