@@ -120,5 +120,6 @@ def test_more_workers_do_not_make_an_unfinished_tuning_another_one(tmp_path: Pat
         of = settings(seed=3, tune={"workers": workers})
         held = of.data.model_copy(update={"evaluate_on": "validation"})
         parts = nodes.divide(records(), held, 0, [of.algorithm("dpsgd")])
-        kept.append(nodes._drawn(tmp_path, nodes.plan_tuning(parts.train, of), parts, of))
+        tuning = nodes.plan_tuning(parts.train, of)
+        kept.append(nodes._drawn(tmp_path, nodes._facts(tuning, parts, of), tuning, of))
     assert kept[0] == kept[1]

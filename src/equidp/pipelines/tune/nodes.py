@@ -88,12 +88,13 @@ def choose_model(
             f"An unfinished tuning lies in {workplace}: its trials count. Go on with resume=true, or give this one a "
             "run_label, and add up the ε of both."
         )
-    _kept(workplace, tuning, parts, settings)  # of another tuning: refused before anything is charged
+    facts = _facts(tuning, parts, settings)
+    _kept(workplace, facts)  # of another tuning: refused before anything is charged
     due, drawn_by = _due(tuning), parts.train.membership
     entered = partial(enter, ledgers, workplace, once, provenance, drawn_by, due, algorithm=settings.audited)
     run = entered()
     with alone(workplace / LOCK) as lock, nullcontext() if _tells(settings) else _unnumbered(workplace):
-        drawn = _drawn(workplace, tuning, parts, settings)
+        drawn = _drawn(workplace, facts, tuning, settings)
         scores, more = _every_score(drawn, tuning, parts, workplace, settings, ledgers, run, lock)
         chosen = scores.index(max(scores))  # the first of equal ones
         found = json.loads((_folder(workplace, chosen) / TRIAL).read_text(encoding="utf-8"))
@@ -285,42 +286,42 @@ def _announce_figures(settings: Settings) -> None:
         logger.info("tune: for a %s of the test part released figures cost ε = %s.", settings.privacy.unit, cost)
 
 
-def _kept(
-    workplace: Path, tuning: Tuning, parts: Split, settings: Settings
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Facts that an unfinished tuning there must have been begun with, and what it drew; None if there is none.
-
-    Raises:
-        EquidpError: it was begun with others.
-    """
-    path = workplace / DRAWN
+def _facts(tuning: Tuning, parts: Split, settings: Settings) -> dict[str, Any]:
+    """What an unfinished tuning must have been begun with to be gone on with."""
     chosen = settings.to_dict() | {"resume": None, "raw_dir": None}
     chosen["tune"] = {**chosen["tune"], "workers": None}
     asked = hashlib.sha256(json.dumps(chosen, sort_keys=True, default=str).encode())
     asked.update(fingerprint(parts.train).encode() + fingerprint(parts.test).encode())
     # a finished trial is not trained again: the statement tells the noise that it had
-    noise = [f"{of.plan.noise_multiplier:.9g}" for of in tuning.points]
-    facts = {"asked": asked.hexdigest(), "noise": noise}
+    return {"asked": asked.hexdigest(), "noise": [f"{of.plan.noise_multiplier:.9g}" for of in tuning.points]}
+
+
+def _kept(workplace: Path, facts: Mapping[str, Any]) -> list[int] | None:
+    """Which point each trial of the unfinished tuning there takes; None if there is none.
+
+    Raises:
+        EquidpError: it was begun with other `facts`.
+    """
+    path = workplace / DRAWN
     if not path.is_file():
-        return facts, None
+        return None
     kept = json.loads(path.read_text(encoding="utf-8"))
-    if kept["asked"] != facts["asked"] or kept.get("noise", noise) != noise:
+    if kept["asked"] != facts["asked"] or kept.get("noise", facts["noise"]) != facts["noise"]:
         raise EquidpError(
             f"The unfinished tuning in {workplace} has another run_label, other settings, other records or, as another "
             "version of equidp began it, another noise: go on by its own command, with resume=true and that version."
         )
-    return facts, kept
+    return list(kept["points"])
 
 
-def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) -> list[int]:
+def _drawn(workplace: Path, facts: Mapping[str, Any], tuning: Tuning, settings: Settings) -> list[int]:
     """Which point each trial takes, drawn once; on disk before the first trial begins.
 
     Raises:
         EquidpError: an unfinished tuning lies there that is another one.
     """
-    facts, kept = _kept(workplace, tuning, parts, settings)
-    if kept is not None:
-        return list(kept["points"])
+    if (kept := _kept(workplace, facts)) is not None:
+        return kept
     points = list(range(len(tuning.points)))
     if tuning.score_event is not None:
         random = random_source(settings.privacy, derived_seed(settings.seed, "tune/drawn"))
@@ -328,7 +329,7 @@ def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) ->
         points = (random.uniform(count).numpy() * len(tuning.points)).astype(int).tolist()
     for folder in workplace.glob(f"{FOLDER}-*"):  # what a finished tuning left, if it ended while it forgot
         shutil.rmtree(folder)
-    write_private(workplace / DRAWN, json.dumps(facts | {"points": points}).encode())
+    write_private(workplace / DRAWN, json.dumps({**facts, "points": points}).encode())
     return list(points)
 
 
