@@ -84,7 +84,6 @@ def cells(
     def column(one: pd.Series) -> pd.Series:
         texts = missing.get(str(one.name), ()) if isinstance(missing, Mapping) else missing
         sought = {*texts, *(number for text in texts if (number := number_in(text)) is not None)}
-
         by_value = one.name in numeric
 
         def cell(value: Any) -> Any:

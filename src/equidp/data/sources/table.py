@@ -272,7 +272,7 @@ class Table(Source):
         if signs == PYTHONS:
             return frame
         changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in numeric}
-        return cells(frame.assign(**changed), missing, numeric)
+        return frame.assign(**cells(pd.DataFrame(changed), missing, numeric))
 
     @property
     def _numeric(self) -> set[str]:
