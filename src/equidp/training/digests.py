@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import equidp
 from equidp.data.records import Records
@@ -103,5 +103,10 @@ def initial_state(network: nn.Module) -> str:
     digest = hashlib.sha256(str(network).encode())
     for name, value in (*network.named_parameters(), *network.named_buffers()):  # the standardisation's constants too
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} {value.requires_grad}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(content(value))
     return digest.hexdigest()
+
+
+def content(value: Tensor) -> memoryview:
+    """A tensor's bytes, also of a type that NumPy does not have."""
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from equidp.algorithms import BASELINE
 from equidp.data.records import Records
@@ -25,7 +24,7 @@ from equidp.system.files import write_private
 from equidp.tasks import task_of
 from equidp.tasks.base import TOO_LONG, Task
 from equidp.training.conclusion import HISTOGRAM
-from equidp.training.digests import fingerprint
+from equidp.training.digests import content, fingerprint
 from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
 
@@ -151,9 +150,10 @@ def _released_once(
     groups = group_arrays(test, settings.data.groups)
     found = hashlib.sha256(repr((entry, settings.privacy.secure, settings.seed)).encode())
     found.update(fingerprint(test).encode())
-    tensors = (tensor.cpu().contiguous().flatten().view(torch.uint8) for _, tensor in sorted(weights.tensors.items()))
-    for column in (*tensors, *(ids for ids, _ in groups.values())):
-        found.update(np.ascontiguousarray(column).tobytes())
+    for _, tensor in sorted(weights.tensors.items()):
+        found.update(content(tensor))
+    for ids, _ in groups.values():
+        found.update(np.ascontiguousarray(ids).tobytes())
     if path.is_file():
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["of"] == found.hexdigest():
