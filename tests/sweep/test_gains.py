@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 from scipy import stats
+from tests.sweep.test_summary import STATEMENT
 
 from equidp.errors import EquidpError
 from equidp.reporting.figures import gains as forest
@@ -25,17 +26,6 @@ from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Cell, digest, row_key
 from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
 from equidp.tasks import TASKS
-
-STATEMENT = {
-    "private": True,
-    "delta": 1e-5,
-    "records": 1000,
-    "steps": 10,
-    "adjacency": "add or remove one record",
-    "sampling": "Poisson",
-    "unit": "record",
-    "ledger": [{"event": "poisson_gaussian", "sampling_rate": 0.1, "noise_multiplier": 1.0, "count": 10}],
-}
 
 
 def cell(algorithm: str, seed: int = 0, dataset: str = "digits", **changes: Mapping) -> Cell:
