@@ -43,7 +43,8 @@ from equidp.mechanism.noise import RandomSource, SeededRandom
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import Trainer
-from equidp.training.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer, read_checkpoint
+from equidp.system.workplace import CHECKPOINT_FILE, JOURNAL_FILE
+from equidp.training.checkpoint import Checkpointer, read_checkpoint
 from equidp.training.journal import Journal
 
 ALGORITHMS = ("dpsgd", "dpsgd_f", "psasc_momentum", "sa_dpsgd", "dpis")

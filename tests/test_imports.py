@@ -52,6 +52,18 @@ def test_training_imports_neither_opacus_nor_ipython_nor_the_compiler() -> None:
     assert done.stdout.split() == []
 
 
+A_WORKER = """
+import sys
+import equidp.sweep.cell
+print(*(name for name in ("sklearn", "torch") if name in sys.modules))
+"""
+
+
+def test_a_sweeps_worker_which_hands_cells_on_imports_nothing_that_trains() -> None:
+    done = subprocess.run([sys.executable, "-c", A_WORKER], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 CALLS_HOME = """
 from pathlib import Path
 import equidp.settings

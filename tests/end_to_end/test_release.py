@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.errors import EquidpError
-from equidp.training.checkpoint import JOURNAL_FILE
+from equidp.system.workplace import JOURNAL_FILE
 from equidp.training.journal import ABANDONED
 
 

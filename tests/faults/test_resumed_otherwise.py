@@ -16,6 +16,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.data.records import Membership, Records, Schema, Split
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.system.workplace import JOURNAL_FILE
 from equidp.training import (
     Prepared,
     Trained,
@@ -27,7 +28,6 @@ from equidp.training import (
     prepare,
     train_model,
 )
-from equidp.training.checkpoint import JOURNAL_FILE
 from equidp.training.digests import fingerprint, initial_state
 from equidp.training.journal import Journal
 

@@ -27,7 +27,8 @@ from equidp.mechanism.sampling import Population
 from equidp.mechanism.trainer import Trainer
 from equidp.models import MODELS, build_model
 from equidp.models.features import Scatter
-from equidp.training.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
+from equidp.system.workplace import CHECKPOINT_FILE
+from equidp.training.checkpoint import read_checkpoint, write_checkpoint
 
 RECORDS = 40
 TRANSFORMS = ("psasc_momentum_gd",)

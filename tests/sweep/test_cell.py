@@ -18,7 +18,7 @@ import pytest
 from equidp.sweep import cell as cells
 from equidp.sweep import tracked
 from equidp.sweep.cell import finished, run_cell
-from equidp.training.checkpoint import JOURNAL_FILE
+from equidp.system.workplace import JOURNAL_FILE
 
 fcntl = pytest.importorskip("fcntl", reason="no sweeps on this system")
 

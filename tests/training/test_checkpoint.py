@@ -23,15 +23,9 @@ from equidp.errors import EquidpError
 from equidp.mechanism.noise import RandomSource, SeededRandom
 from equidp.mechanism.secure import SecureRandom
 from equidp.system import files
+from equidp.system.workplace import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training import checkpoint
-from equidp.training.checkpoint import (
-    CHECKPOINT_FILE,
-    JOURNAL_FILE,
-    Checkpointer,
-    StoppedError,
-    read_checkpoint,
-    write_checkpoint,
-)
+from equidp.training.checkpoint import Checkpointer, StoppedError, read_checkpoint, write_checkpoint
 
 SETTINGS = {"seed": 1, "training": {"batch_size": 10, "epochs": 4}}
 EMPTY = {"state": {}, "history": [], "done": [], "ahead": [], "journal_lines": 0, "life": ""}

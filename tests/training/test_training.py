@@ -26,7 +26,8 @@ from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule, Step
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines.training.nodes import plan_training
 from equidp.reporting.privacy_report import DECIDING, UNPROTECTED, privacy_report
-from equidp.training import TrainingRequest, digests, plan_run, prepare, privacy_statement, record_loss, train_model
+from equidp.system import installed
+from equidp.training import TrainingRequest, plan_run, prepare, privacy_statement, record_loss, train_model
 from equidp.training.conclusion import Trained
 
 pytestmark = pytest.mark.usefixtures("coarse")
@@ -273,9 +274,9 @@ def test_the_published_figure_of_one_training_is_no_bound_on_more(trials: Trials
 def test_another_version_of_what_sets_sums_and_noise_is_other_code(
     monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
-    known = digests.version
-    monkeypatch.setattr(digests, "version", lambda name: "another" if name == library else known(name))
-    assert digests._code_digest() != digests.CODE_DIGEST
+    known = installed.version
+    monkeypatch.setattr(installed, "version", lambda name: "another" if name == library else known(name))
+    assert installed._code_digest() != installed.CODE_DIGEST
 
 
 class BoundTooSmall(FlatClip):

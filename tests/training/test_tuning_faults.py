@@ -23,9 +23,9 @@ from equidp.mechanism.secure import SecureRandom
 from equidp.parameters import Settings, resolve
 from equidp.pipelines.tune import nodes
 from equidp.system import files
+from equidp.system.workplace import JOURNAL_FILE
 from equidp.training import TrainingRequest, conclusion
 from equidp.training.charging import CHARGED
-from equidp.training.checkpoint import JOURNAL_FILE
 from equidp.training.digests import initial_state
 from equidp.training.networks import make_model
 from equidp.training.tuning import plan_tuning

@@ -26,6 +26,7 @@ from equidp.system import collection, interrupts
 from equidp.system.extras import EXCEL, not_installed
 from equidp.system.files import REFUSALS, locked, refused, remove, settle, storage_error
 from equidp.system.notebooks import without_ipython
+from equidp.system.workplace import CHECKPOINT_FILE, DRAWN
 from equidp.tasks import CLASSIFICATION
 
 ARTIFACTS = (
@@ -78,10 +79,6 @@ def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
 
 def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> None:
     """Refuse to train over a secure model: its ε is spent, and nothing makes the same model again."""
-    # late: a mistyped name is refused before all that trains is imported
-    from equidp.pipelines.tune.nodes import DRAWN
-    from equidp.training.checkpoint import CHECKPOINT_FILE
-
     for model in (name for name in pipeline.all_outputs() if name.endswith(".model")):
         name, said = model.removesuffix(".model"), {}
         statement, workplace = written_to(catalog, f"{name}.privacy"), catalog.load(f"{name}.workplace")

@@ -29,9 +29,9 @@ from equidp.sweep import tracked
 from equidp.sweep.attended import SECONDS_TO_STOP, Descriptor, kedro, reason_of
 from equidp.sweep.project import Cell
 from equidp.system.files import replacing
+from equidp.system.installed import CODE_DIGEST
 from equidp.system.threads import environment
-from equidp.training.checkpoint import JOURNAL_FILE
-from equidp.training.digests import CODE_DIGEST
+from equidp.system.workplace import JOURNAL_FILE
 
 MARKER, LOG, LOCK = "done.json", "run.log", "sweep.lock"
 CONTEXT = "MLFLOW_RUN_CONTEXT"

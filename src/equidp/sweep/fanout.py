@@ -15,7 +15,6 @@ from typing import Any
 
 from distributed import Client, Future, as_completed
 
-from equidp.data.encoding import encode
 from equidp.errors import EquidpError, first_line
 from equidp.sweep.cell import CellResult, Job, run_cell
 from equidp.sweep.project import Cell, grouped
@@ -29,6 +28,8 @@ def encode_for(cell: Cell) -> str | None:
     data = cell.settings["data"]
     if data["options"].get("catalog"):  # which a cell's own Kedro run has
         return None
+    from equidp.data.encoding import encode  # late: workers that only hand cells on import nothing that trains
+
     try:
         encode(cell.dataset, data["source"], data["options"], raw_folder=cell.raw_folder, cache=cell.records_cache)
     except EquidpError as error:

@@ -44,11 +44,10 @@ from equidp.mechanism.trainer import EpochCallback
 from equidp.system.files import unfinished_of, write_private
 from equidp.system.interrupts import handling
 from equidp.system.threads import alone
+from equidp.system.workplace import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training.journal import BLOCK, Journal, JournaledLedger, refuse_other_settings
 
 FORMAT = "equidp checkpoint 1"
-CHECKPOINT_FILE = "checkpoint.safetensors"
-JOURNAL_FILE = "journal.jsonl"
 
 CPUINFO = Path("/proc/cpuinfo")
 PROCESSOR_FACTS = {"vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags"} | {

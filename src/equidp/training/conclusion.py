@@ -15,8 +15,8 @@ from torch import Tensor
 
 from equidp.mechanism.trainer import Trainer
 from equidp.models import weights_of
+from equidp.system.workplace import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training.charging import CHARGED
-from equidp.training.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training.journal import unless_in_use
 from equidp.training.planning import partition
 from equidp.training.preparation import Prepared, named_columns

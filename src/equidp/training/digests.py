@@ -1,4 +1,4 @@
-"""What a checkpoint has to agree with, as digests: the code, the records, the initial weights."""
+"""What a checkpoint has to agree with, as digests: the code of others, the records, the initial weights."""
 
 from __future__ import annotations
 
@@ -6,58 +6,12 @@ import hashlib
 import sys
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-import equidp
 from equidp.data.records import Records
-
-CODE = (
-    "parameters",
-    "options.py",
-    "data/records.py",
-    "accounting",
-    "gradients",
-    "mechanism",
-    "models",
-    "algorithms",
-    "tasks",
-    "training",
-)
-"""What a trained model depends on, within the package."""
-
-LIBRARIES = (
-    "dp-accounting", "kymatio", "llvmlite", "numpy", "peft", "scipy", "timm", "torchvision", "transformers",
-)  # fmt: skip
-"""And beside it and torch: a model's forward pass may be theirs, llvmlite compiles sums, and DPIS chooses its noise by
-dp_accounting's divergences.
-
-A step done again with a noise that differs in its last digits would betray the sum, as both bear the same Gaussian.
-"""
-
-
-def _code_digest() -> str:
-    root = Path(equidp.__file__).parent
-    files = sorted(
-        file for part in CODE for file in ([root / part] if part.endswith(".py") else (root / part).rglob("*.py"))
-    )
-    versions = " ".join(map(_version, LIBRARIES))
-    return hashlib.sha256(b"".join([*(file.read_bytes() for file in files), versions.encode()])).hexdigest()
-
-
-def _version(library: str) -> str:
-    try:
-        return version(library)
-    except PackageNotFoundError:  # llvmlite is not asked for everywhere
-        return "none"
-
-
-CODE_DIGEST = _code_digest()
-"""Of the code that training runs: taken as it is imported, since files may be edited while a run trains."""
-
 
 NO_CODE_OF_A_USER = {*sys.stdlib_module_names, "equidp", "pydantic", "torch", "torchvision"}
 """Packages whose classes say nothing of a user's own code."""

@@ -27,9 +27,10 @@ from equidp.mechanism.sampling import Population
 from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import EpochCallback, Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
+from equidp.system.installed import CODE_DIGEST, LIBRARIES
 from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of
-from equidp.training.digests import CODE_DIGEST, LIBRARIES, code_of_others, fingerprint, initial_state
+from equidp.training.digests import code_of_others, fingerprint, initial_state
 from equidp.training.journal import block_of
 from equidp.training.networks import augmentation, class_weights, loss_of, make_model
 from equidp.training.planning import groups_of, refuse_test_records

@@ -29,8 +29,8 @@ from equidp.data.records import Split
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.sweep.attended import forks
+from equidp.system.workplace import CHECKPOINT_FILE
 from equidp.training import Trained, TrainingRequest, plan_run, train_model
-from equidp.training.checkpoint import CHECKPOINT_FILE
 from equidp.training.ranks import __main__ as lending
 from equidp.training.ranks import launch as launching
 from equidp.training.ranks.job import WEIGHTS

@@ -20,7 +20,8 @@ from equidp.errors import EquidpError
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import Trainer
-from equidp.training import Prepared, digests
+from equidp.system.installed import CODE_DIGEST
+from equidp.training import Prepared
 from equidp.training.checkpoint import life_of, repeats
 from equidp.training.ranks import launch as launching
 from equidp.training.ranks import peers as peers_module
@@ -40,7 +41,7 @@ class Played(Peers):
         rank: int,
         told: list[Any],
         lives: tuple[str, ...] = ("beside it", "beside it"),
-        codes: tuple[str, ...] = (digests.CODE_DIGEST, digests.CODE_DIGEST),
+        codes: tuple[str, ...] = (CODE_DIGEST, CODE_DIGEST),
     ) -> None:
         self.rank, self.size, self.device = rank, RANKS, torch.device("cpu")
         self.told, self.heard, self.others = told, 0, tuple(zip(lives, codes, strict=True))
@@ -125,7 +126,7 @@ def test_a_life_is_that_of_all_ranks(tmp_path: Path) -> None:
 
 def test_a_rank_of_other_code_is_refused(tmp_path: Path) -> None:
     """Another machine's version may bound records otherwise than the ledger says, or round a step done again."""
-    codes = (digests.CODE_DIGEST, "of another version")
+    codes = (CODE_DIGEST, "of another version")
     with pytest.raises(EquidpError, match=r"Rank 2 runs another version of equidp, of .* install the same"):
         ready("dpsgd", 6, Played(0, [], codes=codes), workplace=tmp_path)
     ready("dpsgd", 6, Played(0, []), workplace=tmp_path).keeper.close()  # whose folder was let go

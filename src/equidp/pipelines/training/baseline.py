@@ -20,8 +20,9 @@ from equidp.data.records import Records
 from equidp.errors import EquidpError, first_line
 from equidp.models.weights import Weights, load_weights, save_weights
 from equidp.system.files import locked, private, replacing, storage_error
-from equidp.training.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE
-from equidp.training.digests import CODE_DIGEST, fingerprint
+from equidp.system.installed import CODE_DIGEST
+from equidp.system.workplace import CHECKPOINT_FILE, JOURNAL_FILE
+from equidp.training.digests import fingerprint
 
 LOCK = "lock"
 

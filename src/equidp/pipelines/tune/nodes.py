@@ -35,6 +35,7 @@ from equidp.reporting.tuning_page import tuning_page
 from equidp.sweep.apart import Apart, alone
 from equidp.system.files import settle, unfinished_of, write_private
 from equidp.system.logs import held_back
+from equidp.system.workplace import DRAWN
 from equidp.training import TrainingRequest, predict, train_model
 from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
 from equidp.training.checkpoint import StoppedError
@@ -45,8 +46,8 @@ from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
 from equidp.training.tuning import Point, Tuning, plan_tuning, score, tuned_statement
 
-DRAWN, TRIAL = "nonprivate_trials.json", "nonprivate_trial.json"
-"""What was drawn before the first trial, and what a trial left: both stay inside."""
+TRIAL = "nonprivate_trial.json"
+"""What a trial left: it stays inside, as does what was drawn before the first."""
 
 LOCK, LOG = "nonprivate_trials.lock", "nonprivate_log"
 """Held until every process of a tuning has ended; what a trial in a process of its own prints."""
