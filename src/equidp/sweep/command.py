@@ -268,9 +268,12 @@ def _conclude(
             rows = rows_of(complete)
             table = table_of(rows, against)
             print_table(table, console)
-            written = write_summary(rows, table, project.path / REPORTS / name, name, project.path / REPORTS.parent)
+            folder = project.path / REPORTS / name
+            written = write_summary(rows, table, folder, name, project.path / REPORTS.parent)
             for path in written:
                 console.print(str(path), soft_wrap=True, markup=False)
+            for path in sorted(set(folder.glob("*.html")) - set(written)):
+                console.print(f"of an earlier call, and not in this table: {path}", soft_wrap=True, markup=False)
             _summarise(name, complete, jobs, rows, table, written)
     finally:  # a full disk refuses the table too: what failed is told all the same
         _list_failed(cells, jobs, outcomes, console)
@@ -311,4 +314,4 @@ def _summarise(
     means = [means_of(of, row, line, runs) for of, row, line in zip(by_seed(cells), rows, lines, strict=True)]
     pages = {path.stem: path for path in written if path.suffix == ".html"}
     job = jobs[cells[0].key]
-    summarise(name, means, pages, job.store, job.experiment)
+    summarise(name, means, pages, job.project, job.store, job.experiment)
