@@ -13,7 +13,7 @@ from rich.console import Console
 
 from equidp.errors import EquidpError
 from equidp.sweep.project import Cell
-from equidp.sweep.summary import averaged, means, print_table, rows_of, table_of, write_summary
+from equidp.sweep.summary import averaged, means, print_table, rows_of, table_of, unfinished, write_summary
 
 BASELINE = {"a": 0.9, "b": 0.8}
 
@@ -112,6 +112,37 @@ def test_a_baseline_that_diverged_counts_neither_in_its_mean_nor_in_a_cost(cells
     assert "In 1 of the seeds of dpsgd the non-private baseline diverged" in page
     baseline = next(line for line in re.findall(r"<tr>(.*?)</tr>", page, flags=re.S) if ">sgd<" in line)
     assert re.findall(r">([^<>]*)</t[dh]>", baseline)[:4] == ["sgd", "1", "–", "0.850"]  # no ε as published anywhere
+
+
+def test_a_page_says_in_how_many_seeds_a_model_diverged_or_its_baseline_guessed(tmp_path):
+    """A mean hides both: one over the seeds that went well was shown as one over all of them."""
+    cells = [finished_cell(tmp_path, seed, 1.0, 0.8, 0.6) for seed in range(3)]
+    lost, guessed = (json.loads(cell.outputs["metrics"].read_text()) for cell in cells[:2])
+    lost["overall"] |= {"accuracy": 0.0, "loss": None}
+    guessed["baseline"]["overall"]["mcc"] = -0.9
+    guessed["cost_of_privacy"]["overall"] = {"accuracy": None}
+    for cell, one in zip(cells, (lost, guessed), strict=False):
+        cell.outputs["metrics"].write_text(json.dumps(one))
+    rows = rows_of(cells)
+
+    page = write_summary(rows, table_of(rows), tmp_path, "demo")[1].read_text()
+
+    assert "In 1 of the 3 seeds of dpsgd the model diverged: there every prediction counts as wrong." in page
+    assert "In 1 of the 3 seeds of dpsgd the non-private baseline has learnt nothing: cost of privacy" in page
+    assert "no cost is told" not in page  # that of two seeds is
+
+
+def test_a_page_of_an_unfinished_sweep_says_what_it_lacks(cells, tmp_path):
+    """Seeds that fail may be those that go badly, and a setting of which all fail left no trace on the page."""
+    complete = cells[:1]
+    rows = rows_of(complete, cells)
+    table = table_of(rows, {}, unfinished(cells, complete))
+    page = write_summary(rows, table, tmp_path / "out", "demo")[1].read_text()
+    assert "these rows failed or were not run: dpsgd ε=1 (1 of 2 seeds), dpsgd ε=3 (0 of 1 seeds)." in page
+    assert list(table["run"]) == ["dpsgd ε=1"]  # as in MLflow, and told from the row that failed
+    rows = rows_of(cells, cells)
+    table = table_of(rows, {}, unfinished(cells, cells))
+    assert "is not finished" not in write_summary(rows, table, tmp_path / "out", "demo")[1].read_text()
 
 
 def test_the_baselines_own_row_leaves_out_the_seeds_in_which_it_diverged():

@@ -26,7 +26,7 @@ from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text
 from equidp.sweep.gains import columns_of, gains_of, remarks
 from equidp.sweep.project import Cell, by_seed, differing, row_key
-from equidp.sweep.tracked import Means
+from equidp.sweep.tracked import SEEDS, Means
 from equidp.system.files import replacing
 from equidp.tasks import TASKS, kind_of
 
@@ -38,8 +38,8 @@ Key = TypeVar("Key", bound=Hashable)
 WIDTH = 100
 READING = (
     "n: seeds. Cost of privacy, paired by seed: {cost}. Gap: largest minus smallest cost, over "
-    "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the baseline "
-    "diverged or guessed in the others. ε holds for each run alone: runs on the same data compose; those of one seed "
+    "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the model or its "
+    "baseline diverged in the others, or the baseline guessed. ε holds for each run alone: runs on the same data compose; those of one seed "
     "share batches and noise, and do not even compose."
 )
 SPREAD = "; spread: largest minus smallest figure, over these"
@@ -81,9 +81,12 @@ class Row:
         return {seed: task.worst_of(one["groups"].get(grouping, {}))[task.main] for seed, one in documents.items()}
 
 
-def rows_of(cells: Sequence[Cell]) -> list[Row]:
-    """One row per combination of settings; `cells` are the finished ones."""
-    labels = labels_of(cells)
+def rows_of(cells: Sequence[Cell], planned: Sequence[Cell] = ()) -> list[Row]:
+    """One row per combination of settings; `cells` are the finished ones.
+
+    A row's label tells its settings from those of all `planned` cells: a row whose others failed is told from them too.
+    """
+    labels = labels_of(planned or cells)
     return [_row(group, labels[group[0].key]) for group in by_seed(cells)]
 
 
@@ -163,12 +166,33 @@ def _json(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ table
 
 
-def table_of(rows: Sequence[Row], against: Mapping[str, Sequence[str]] = MappingProxyType({})) -> pd.DataFrame:
+def unfinished(cells: Sequence[Cell], finished: Sequence[Cell]) -> dict[str, str]:
+    """By data set, which rows of a sweep lack cells, in a sentence; a row without those that failed may look too good.
+
+    `cells` are all of the sweep.
+    """
+    there, labels = {cell.key for cell in finished}, labels_of(cells)
+    lacking: dict[str, list[str]] = defaultdict(list)
+    for of in by_seed(cells):
+        if (count := sum(cell.key in there for cell in of)) < len(of):
+            lacking[of[0].dataset].append(f"{labels[of[0].key]} ({count} of {len(of)} seeds)")
+    return {
+        dataset: f"This sweep is not finished. Cells of these rows failed or were not run: {', '.join(of)}."
+        for dataset, of in lacking.items()
+    }
+
+
+def table_of(
+    rows: Sequence[Row],
+    against: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    lacking: Mapping[str, str] = MappingProxyType({}),
+) -> pd.DataFrame:
     """One line per row: ε, and means with the half-width of their 95 % interval over seeds.
 
     Args:
         rows: of the finished cells.
         against: `counterparts` of all cells.
+        lacking: what `unfinished` says.
 
     Returns:
         Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, `metric`, then per figure
@@ -179,14 +203,14 @@ def table_of(rows: Sequence[Row], against: Mapping[str, Sequence[str]] = Mapping
         figures are in it. Then `reference`, the run that this one is compared with, and in the same way `gain` and
         `worst_gain`: how much better the main metric and the worst group's are than the reference's, paired by seed.
         `attrs["parts"]` names, per dataset, the parts that figures are of; `attrs["remarks"]`, where there are any,
-        has sentences on its gains.
+        has sentences on its gains, and `attrs["unfinished"]` on cells that it lacks.
     """
     found = gains_of(rows, against)
     lines = [_line(row) | found[row.key] for row in rows]
     table, parts = pd.DataFrame(lines), defaultdict[str, dict[str, None]](dict)
     for row in rows:
         parts[row.dataset] |= {of.get("evaluated_on", "test"): None for of in row.metrics.values()}
-    table.attrs["remarks"] = remarks(rows, against)
+    table.attrs |= {"remarks": remarks(rows, against), "unfinished": dict(lacking)}
     table.attrs["parts"] = {dataset: list(names) for dataset, names in parts.items()}
     return table
 
@@ -240,15 +264,15 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
         f"{METRIC_TITLES[main] if words == 'overall' else words} {figure}" for words, figure in shown.items()
     )
     seeds = f"{line['seeds']} seed{'s' if line['seeds'] != 1 else ''}"
-    note = f"ε = {epsilon_text(metrics.get('epsilon'))}; " if "epsilon" in metrics else "Not private; "
     return Means(
         key=row_key(cells[0]),
         dataset=row.dataset,
         algorithm=row.algorithm,
         label=row.label,
-        metrics=metrics | {"seeds": float(line["seeds"])},
-        shown=shown | {"seeds": str(line["seeds"])},
-        note=f"{note}{text} (mean ± half of the 95 % interval over {seeds})",
+        metrics=metrics | {SEEDS: float(line["seeds"])},
+        shown=shown | {SEEDS: str(line["seeds"])},
+        guarantee=f"ε = {epsilon_text(metrics['epsilon'])}" if "epsilon" in metrics else "Not private",
+        figures=f"{text} (mean ± half of the 95 % interval over {seeds})",
         cells=[runs[cell.key] for cell in cells],
     )
 
@@ -310,7 +334,8 @@ def write_summary(
         mine = [row for row in rows if row.dataset == dataset]
         page = folder / f"{dataset}.html"
         with replacing(page) as part:
-            text = _page(mine, f"{title} on {dataset}", _compared(table, dataset))
+            lacking = table.attrs.get("unfinished", {}).get(dataset)
+            text = _page(mine, f"{title} on {dataset}", _compared(table, dataset), [lacking] if lacking else [])
             part.write_text(text if library is None else linked(text, page, library), encoding="utf-8")
         written.append(page)
     return written
@@ -323,7 +348,7 @@ def _compared(table: pd.DataFrame, dataset: str) -> pd.DataFrame | None:
     return lines if len(lines) or lines.attrs["remarks"] else None
 
 
-def _page(rows: Sequence[Row], title: str, compared: pd.DataFrame | None) -> str:
+def _page(rows: Sequence[Row], title: str, compared: pd.DataFrame | None, remarks: Sequence[str]) -> str:
     documents = {row.label: averaged(row.algorithm, row.metrics) for row in rows}
     counts = sorted({len(row.metrics) for row in rows})
     seeds = " or ".join(map(str, counts))
@@ -335,6 +360,7 @@ def _page(rows: Sequence[Row], title: str, compared: pd.DataFrame | None) -> str
         {row.label: row.settings for row in rows},
         {"runs": sum(len(row.metrics) for row in rows)},
         pd.DataFrame(columns=["grouping", "group"]),
+        remarks,
         compared=compared,
     )
 
@@ -343,7 +369,8 @@ def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
     """The means over seeds in the shape of one run's document, and their number as `seeds`, the baseline's too.
 
     Intervals are over seeds; one seed has none, and keeps its run's own over test records.
-    `diverged` is the number of seeds whose baseline diverged, if any.
+    `diverged` is the number of seeds whose baseline diverged, if any; `lost` of those whose own model did, and
+    `guessed` of those whose baseline has learnt nothing, where it is some seeds and not all.
     """
     kept = settled(algorithm, documents)
     seen = over_seeds(kept)
@@ -357,7 +384,18 @@ def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
     converged = len(kept) if algorithm == BASELINE else sum("baseline" in document for document in kept.values())
     if "baseline" in page:
         page["baseline"]["seeds"] = converged
-    return page | ({"diverged": len(documents) - converged} if converged < len(documents) else {})
+    page |= {"diverged": len(documents) - converged} if converged < len(documents) else {}
+    return page | {name: count for name, count in _in_some(algorithm, kept).items() if 0 < count < len(kept)}
+
+
+def _in_some(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
+    """In how many seeds a private model diverged, and in how many its baseline guessed; a mean does not show it."""
+    task = kind_of(next(iter(documents.values())))
+    baselines = [one["baseline"] for one in documents.values() if one.get("baseline")]
+    return {
+        "lost": 0 if algorithm == BASELINE else sum(map(task.diverged, documents.values())),
+        "guessed": sum(task.guessing(baseline) is not None for baseline in baselines),
+    }
 
 
 def _intervals(figures: Mapping[str, Any], main: str) -> dict[str, Any]:
