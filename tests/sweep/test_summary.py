@@ -168,6 +168,28 @@ def test_a_page_of_means_has_intervals_over_seeds(cells):
     assert one["intervals"]["overall"] is None
 
 
+def test_a_page_shows_no_accuracy_above_1_and_no_thirds_of_records(cells, tmp_path):
+    """Of two seeds an interval was 0.015 to 1.285, and bars were of 51.333333333333336 test records."""
+    for cell, count in zip(cells[:2], (50, 53), strict=True):
+        one = json.loads(cell.outputs["metrics"].read_text())
+        one["groups"]["class"]["a"]["count"] = count
+        cell.outputs["metrics"].write_text(json.dumps(one))
+    rows = rows_of(cells[:2])
+    page = write_summary(rows, table_of(rows), tmp_path, "demo")[1].read_text()
+    assert "0.015 to 1.000 at 95 %" in page
+    assert "-0.435 to +0.835 at 95 %" in page  # a cost, as far as one can be
+    assert '"52 test records"' in page
+    assert ".5 test records" not in page
+
+
+def test_intervals_beside_a_row_of_one_seed_say_of_which_kind_they_are(cells, tmp_path):
+    pages = []
+    for chosen in (cells[:2], cells):
+        rows = rows_of(chosen)
+        pages.append(write_summary(rows, table_of(rows), tmp_path, "demo")[1].read_text())
+    assert ["of a single seed they are over test records" in page for page in pages] == [False, True]
+
+
 def test_a_single_seed_keeps_its_intervals_over_test_records():
     """The figures of runs of one seed were said to have lines over test records, and had none."""
     run = document(0.8, 0.6)
