@@ -44,7 +44,7 @@ def as_list(value: Any) -> Any:
 
 def as_seeds(value: Any) -> Any:
     """`5` are the seeds 0 to 4; `3,7` or `[3, 7]` are those two."""
-    if isinstance(value, str) and value.strip().isdigit():
+    if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else as_list(value)
     if not seeds or any(isinstance(seed, bool) for seed in seeds):

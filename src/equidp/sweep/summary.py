@@ -26,7 +26,7 @@ from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text
 from equidp.sweep.gains import columns_of, gains_of, remarks
 from equidp.sweep.project import Cell, by_seed, differing, row_key
-from equidp.sweep.tracked import SEEDS, Means
+from equidp.sweep.tracked import Means
 from equidp.system.files import replacing
 from equidp.tasks import TASKS, kind_of
 
@@ -39,8 +39,8 @@ WIDTH = 100
 READING = (
     "n: seeds. Cost of privacy, paired by seed: {cost}. Gap: largest minus smallest cost, over "
     "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the model or its "
-    "baseline diverged in the others, or the baseline guessed. ε holds for each run alone: runs on the same data compose; those of one seed "
-    "share batches and noise, and do not even compose."
+    "baseline diverged in the others, or the baseline guessed. ε holds for each run alone: runs on the same data "
+    "compose; those of one seed share batches and noise, and do not even compose."
 )
 SPREAD = "; spread: largest minus smallest figure, over these"
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
@@ -264,15 +264,15 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
         f"{METRIC_TITLES[main] if words == 'overall' else words} {figure}" for words, figure in shown.items()
     )
     seeds = f"{line['seeds']} seed{'s' if line['seeds'] != 1 else ''}"
+    note = f"ε = {epsilon_text(metrics.get('epsilon'))}; " if "epsilon" in metrics else "Not private; "
     return Means(
         key=row_key(cells[0]),
         dataset=row.dataset,
         algorithm=row.algorithm,
         label=row.label,
-        metrics=metrics | {SEEDS: float(line["seeds"])},
-        shown=shown | {SEEDS: str(line["seeds"])},
-        guarantee=f"ε = {epsilon_text(metrics['epsilon'])}" if "epsilon" in metrics else "Not private",
-        figures=f"{text} (mean ± half of the 95 % interval over {seeds})",
+        metrics=metrics | {"seeds": float(line["seeds"])},
+        shown=shown | {"seeds": str(line["seeds"])},
+        note=f"{note}{text} (mean ± half of the 95 % interval over {seeds})",
         cells=[runs[cell.key] for cell in cells],
     )
 
@@ -392,9 +392,10 @@ def _in_some(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
     """In how many seeds a private model diverged, and in how many its baseline guessed; a mean does not show it."""
     task = kind_of(next(iter(documents.values())))
     baselines = [one["baseline"] for one in documents.values() if one.get("baseline")]
+    guessed = sum(task.guessing(baseline) is not None for baseline in baselines)
     return {
         "lost": 0 if algorithm == BASELINE else sum(map(task.diverged, documents.values())),
-        "guessed": sum(task.guessing(baseline) is not None for baseline in baselines),
+        "guessed": guessed if any(map(task.measures, baselines)) else 0,
     }
 
 

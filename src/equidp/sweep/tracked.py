@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,17 +27,11 @@ from equidp.reporting.rendering import whole
 SUMMARY = "summary"
 """The tag of runs that trained nothing: `seeds` of a row's means, `dataset` of a data set's."""
 
-EXACT, INSIDE = ("test/", "cost_of_privacy/", "plus_minus/"), "nonprivate/"
-"""How names of exact figures begin, and what stands before them in runs that release some with noise."""
-
 OF_A_SEED = ("seed", "resume", "resolved.")
 """How parameters begin in which the seeds of a row may differ."""
 
 PROJECT = "project"
 """The tag of a sweep's runs that names its project's folder."""
-
-SEEDS = "seeds"
-"""Of a row's means: the tag that says over how many seeds."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +42,7 @@ class Means:
 
     Attributes:
         metrics: means by name, and half of their intervals as `plus_minus/…`.
-        shown: the same as texts, `0.829 ± 0.012`, by the names of the table's columns; `figures`: in a sentence.
-        guarantee: its ε, or that there is none.
+        shown: the same as texts, `0.829 ± 0.012`, by the names of the table's columns; `note`: in a sentence.
         cells: MLflow's ids of the seeds' runs.
     """
 
@@ -59,22 +52,8 @@ class Means:
     label: str
     metrics: Mapping[str, float]
     shown: Mapping[str, str]
-    guarantee: str
-    figures: str
+    note: str
     cells: Sequence[str]
-
-    @property
-    def note(self) -> str:
-        """Its description in MLflow."""
-        return f"{self.guarantee}; {self.figures}"
-
-    def as_its_runs(self, names: Iterable[str]) -> Means:
-        """The same, with exact figures named and left out as in its seeds' runs, whose metrics have these names."""
-        if not any(name.startswith(f"{INSIDE}{EXACT[0]}") for name in names):
-            return self
-        metrics = {f"{INSIDE}{name}" if name.startswith(EXACT) else name: of for name, of in self.metrics.items()}
-        shown = {name: text for name, text in self.shown.items() if name == SEEDS}
-        return replace(self, metrics=metrics, shown=shown, figures=f"exact figures stay inside, as {INSIDE}….")
 
 
 def runs_of(label: str, project: Path, store: str, experiment: str, status: str) -> list[Run]:
@@ -121,16 +100,16 @@ class _Summary:
 
     def write(self, rows: Sequence[Means], pages: Mapping[str, Path]) -> None:
         for dataset, page in pages.items():
-            of = [(row, self._runs(row.cells)) for row in rows if row.dataset == dataset]
-            mine = [(row.as_its_runs(runs[0].data.metrics if runs else ()), runs) for row, runs in of]
-            note = {MLFLOW_RUN_NOTE: "\n\n".join(f"**{row.label}** {row.note}" for row, _ in mine)}
+            mine = [row for row in rows if row.dataset == dataset]
+            note = {MLFLOW_RUN_NOTE: "\n\n".join(f"**{row.label}** {row.note}" for row in mine)}
             above = self._run("dataset", f"{dataset}, {self.sweep}", dataset, {"dataset": dataset, **note})
             self.mlflow.log_text(above, whole(page.read_text(encoding="utf-8")), page.name)
-            for row, runs in mine:
-                self._write_row(row, runs, above)
+            for row in mine:
+                self._write_row(row, above)
             self.mlflow.set_terminated(above)
 
-    def _write_row(self, row: Means, runs: Sequence[Run], above: str) -> None:
+    def _write_row(self, row: Means, above: str) -> None:
+        runs = self._runs(row.cells)
         tags = {"dataset": row.dataset, "algorithm": row.algorithm, "row": row.label, MLFLOW_RUN_NOTE: row.note}
         tags |= {**row.shown, MLFLOW_PARENT_RUN_ID: above}
         settings = runs[0].data.params if runs else {}
