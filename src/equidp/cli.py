@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ import click
 import yaml
 from kedro.framework.cli.project import run as kedro_run
 from omegaconf.errors import OmegaConfBaseException
+
+from equidp.typed import keep_as_typed
 
 if TYPE_CHECKING:
     from equidp.config_loader import EquidpConfigLoader
@@ -22,12 +24,6 @@ LISTS = frozenset({
     "from_nodes", "to_nodes", "from_inputs", "to_outputs", "load_versions", "namespaces",
 })  # fmt: skip
 """Options whose values are lists with commas."""
-
-TEXTS = ("dataset", "run_label", "algorithm", "data.key", "data.id", "data.source", "data.split_by", "privacy.unit")
-"""Settings of `--params` that are taken as typed: as numbers `01` and `1`, or `4e999` and `7e999`, would be one."""
-
-BELOW = ("report.tags.", "data.options.")
-"""And those that begin so, where a number would be written otherwise: the column `010` is not 10."""
 
 IN_ENVIRONMENT = click.option(
     "--env", "-e", envvar="KEDRO_ENV", help="Configuration environment, as for `kedro run`; else KEDRO_ENV's."
@@ -64,7 +60,7 @@ class Repeatable(click.Command):
                 both = f"{settings[name]} and as {value}"
                 raise click.UsageError(f"--params gives {name} twice, as {both}: give one.", ctx)
         if isinstance(params := ctx.params.get("params"), dict):
-            _keep_as_typed(settings, params)
+            keep_as_typed(settings, params)
         return found
 
     def _gathered(self, args: list[str]) -> tuple[list[str], dict[click.Option, list[str]]]:
@@ -81,16 +77,6 @@ class Repeatable(click.Command):
                 continue
             given.setdefault(known[name], []).append(value if sign else left.pop(0))
         return [*rest, *left], given
-
-
-def _keep_as_typed(settings: Mapping[str, str], params: dict[str, Any]) -> None:
-    """Undo what Kedro makes of texts in `--params`."""
-    for name, value in settings.items():
-        if name in TEXTS or name.startswith(BELOW):
-            *above, last = name.split(".")
-            block = reduce(dict.__getitem__, above, params)
-            kept = name in TEXTS or (type(block[last]) in (int, float) and str(block[last]) != value)
-            block[last] = value if kept else block[last]
 
 
 @click.group(name="equidp")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +83,7 @@ class Cell:
     @property
     def command(self) -> str:
         """What a user would type to run this cell alone."""
-        return f"kedro run --pipeline={self.algorithm} --params={self.params}"
+        return f"kedro run --pipeline={self.algorithm} {shlex.quote(f'--params={self.params}')}"
 
     def __str__(self) -> str:
         return f"{self.algorithm} {params_text(self.overrides)}"
