@@ -24,6 +24,7 @@ from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import Cell, Project, by_seed, digest
 from equidp.system.interrupts import handling
 from equidp.system.logs import terminal
+from equidp.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +67,7 @@ def run_command(
     cells = project.cells(grid)
     _refuse_unread(typed, cells)
     refuse_undeclared(cells)
+    refuse_several_tasks(cells)
     against = counterparts(cells, grid.reference)
     name = _folder_name(name or unnamed(cells))
     _announce(name, grid, cells, console)
@@ -130,6 +132,19 @@ def refuse_undeclared(cells: Sequence[Cell]) -> None:
                 f"privacy.max_trials={declared} is what each run will state, and this sweep trains {cell.algorithm} "
                 f"{count} times on the same records of {cell.dataset}: declare all of them "
                 f"(privacy.max_trials={count}), or make fewer cells."
+            )
+
+
+def refuse_several_tasks(cells: Sequence[Cell]) -> None:
+    """Refuse cells of one data set and several tasks, whose figures have no common table: all would train in vain."""
+    kinds: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        kinds.setdefault(cell.dataset, {})[cell.settings["data"].get("task", CLASSIFICATION)] = None
+    for dataset, of in kinds.items():
+        if len(of) > 1:
+            raise EquidpError(
+                f"This sweep has {dataset} as {' and as '.join(of)}, whose figures cannot be compared: make a sweep of "
+                "each, or give each a preset of its own name."
             )
 
 
