@@ -25,6 +25,8 @@ LISTS = frozenset({
 })  # fmt: skip
 """Options whose values are lists with commas."""
 
+PORT = click.IntRange(min=0, max=65535)
+
 IN_ENVIRONMENT = click.option(
     "--env", "-e", envvar="KEDRO_ENV", help="Configuration environment, as for `kedro run`; else KEDRO_ENV's."
 )
@@ -101,7 +103,7 @@ cli.add_command(run)
 @click.option(
     "--gpus-per-cell", type=click.IntRange(min=0), help="GPUs that each cell holds; by default one where there are any."
 )
-@click.option("--dashboard", type=int, default=8787, show_default=True, help="Port of the local dashboard; 0: any.")
+@click.option("--dashboard", type=PORT, default=8787, show_default=True, help="Port of the local dashboard; 0: any.")
 @click.option("--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Of a failed cell.")
 @IN_ENVIRONMENT
 @click.option("--dry-run", is_flag=True, help="Say what would run, and stop.")
@@ -124,7 +126,7 @@ def sweep(metadata: Any, name: str | None, env: str | None, **options: Any) -> N
 
 @cli.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where the pages are served.")
-@click.option("--port", type=int, default=5000, show_default=True)
+@click.option("--port", type=PORT, default=5000, show_default=True)
 @IN_ENVIRONMENT
 @click.pass_obj
 def ui(metadata: Any, env: str | None, host: str, port: int) -> None:

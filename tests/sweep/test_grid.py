@@ -47,6 +47,8 @@ def test_seeds_are_a_number_of_seeds_or_a_list(given, seeds):
     [
         ("seeds", "0", "Sweep setting seeds='0': give how many seeds, from 1 up"),
         ("seeds", " ", "Sweep setting seeds=' ': give at least one value"),
+        ("seeds", "20240501", "at most 10,000; the seed 20240501 alone is [20240501]"),
+        ("seeds", 10**23, "a number says how many seeds"),
         ("seeds", "²", "Input should be a valid integer"),
         ("seeds", 0, "seeds=0: give how many seeds"),
         ("seeds", -1, "seeds=-1: give how many seeds"),

@@ -35,6 +35,10 @@ KEYS = {"algorithm": "algorithms", "dataset": "datasets", "privacy.epsilon": "ep
 LISTS = "A list has no place there: name it as an axis of a grid, or put it into a preset, in conf/local."
 
 
+MOST_SEEDS = 10_000
+"""More would be a seed that was meant for one, such as a date."""
+
+
 def as_list(value: Any) -> Any:
     """`a,b` or a single value as a list."""
     if isinstance(value, str):
@@ -48,7 +52,14 @@ def as_seeds(value: Any) -> Any:
     """`5` are the seeds 0 to 4; `3,7` or `[3, 7]` are those two."""
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
-    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else as_list(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value > MOST_SEEDS:
+            raise ValueError(
+                f"a number says how many seeds, at most {MOST_SEEDS:,}; the seed {value} alone is [{value}], and after "
+                f"--seeds it is {value} with a comma behind it"
+            )
+        value = list(range(value))
+    seeds = as_list(value) if value != [] else []
     if not seeds or any(isinstance(seed, bool) for seed in seeds):
         raise ValueError("give how many seeds, from 1 up, or a list of seeds")
     return seeds
