@@ -23,7 +23,15 @@ from equidp.cli import sweep
 from equidp.errors import EquidpError
 from equidp.options import dotted
 from equidp.sweep.cell import CellResult
-from equidp.sweep.command import INTERRUPTED, _conclude, fan_out, refuse_several_tasks, refuse_undeclared, time_left, unnamed
+from equidp.sweep.command import (
+    INTERRUPTED,
+    _conclude,
+    fan_out,
+    refuse_several_tasks,
+    refuse_undeclared,
+    time_left,
+    unnamed,
+)
 from equidp.sweep.fanout import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]

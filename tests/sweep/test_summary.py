@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from equidp.errors import EquidpError
-from equidp.sweep.project import Cell
-from equidp.sweep.summary import averaged, means, print_table, rows_of, table_of, unfinished, write_summary
+from equidp.sweep.project import Cell, by_seed
+from equidp.sweep.summary import averaged, means, means_of, print_table, rows_of, table_of, unfinished, write_summary
 
 BASELINE = {"a": 0.9, "b": 0.8}
 
@@ -228,6 +228,14 @@ def test_figures_of_a_validation_part_are_not_called_test(cells):
     print_table(table_of(rows_of(cells)), Console(file=shown, width=100))
     assert "validation accuracy, mean" in shown.getvalue()
     assert "test accuracy" not in shown.getvalue()
+    assert "research mode" in shown.getvalue()
+    rows = rows_of(cells)
+    table = table_of(rows)
+    assert set(table["part"]) == {"validation"}  # who reads the file alone took it for the test part
+    lines, runs = table.to_dict("records"), {cell.key: cell.key for cell in cells}
+    several, single = (means_of(of, row, line, runs) for of, row, line in zip(by_seed(cells), rows, lines, strict=True))
+    assert several.note.startswith("ε = 1.0000, research mode; validation accuracy 0.650±0.635, worst group")
+    assert single.note.endswith("(of a single seed)")
 
 
 def test_a_table_and_a_page_per_dataset_are_written(cells, tmp_path):

@@ -40,7 +40,8 @@ READING = (
     "n: seeds. Cost of privacy, paired by seed: {cost}. Gap: largest minus smallest cost, over "
     "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the model or its "
     "baseline diverged in the others, or the baseline guessed. ε holds for each run alone: runs on the same data "
-    "compose; those of one seed share batches and noise, and do not even compose."
+    "compose; those of one seed share batches and noise, and do not even compose. All are in research mode: whoever "
+    "knows the seed can subtract the noise."
 )
 SPREAD = "; spread: largest minus smallest figure, over these"
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
@@ -69,6 +70,11 @@ class Row:
     def task(self) -> type[Task]:
         """What its figures are of."""
         return kind_of(next(iter(self.metrics.values())))
+
+    @property
+    def part(self) -> str:
+        """The records that its figures are of: test or validation."""
+        return next(iter(self.metrics.values())).get("evaluated_on", "test")
 
     def overall(self) -> dict[int, float | None]:
         """The main metric by seed."""
@@ -195,13 +201,14 @@ def table_of(
         lacking: what `unfinished` says.
 
     Returns:
-        Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, `metric`, then per figure
-        (`accuracy`, `cost`, `worst`, `spread`, `gap`) its mean, `<figure>_seeds`, the number of seeds that have it
-        (where the baseline diverged there is no cost), and `<figure>±`; costs and gaps are paired by seed. Undefined
-        values are NaN. `worst` is the mean over seeds of the worst group's accuracy, of the first grouping. Of other
-        tasks than classification the main metric stands in the place of `accuracy`; `metric` names it, as all these
-        figures are in it. Then `reference`, the run that this one is compared with, and in the same way `gain` and
-        `worst_gain`: how much better the main metric and the worst group's are than the reference's, paired by seed.
+        Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, `metric`, `part`, then per
+        figure (`accuracy`, `cost`, `worst`, `spread`, `gap`) its mean, `<figure>_seeds`, the number of seeds that
+        have it (where the baseline diverged there is no cost), and `<figure>±`; costs and gaps are paired by seed.
+        Undefined values are NaN. `part` says of which records figures are, test or validation. `worst` is the mean
+        over seeds of the worst group's accuracy, of the first grouping. Of other tasks than classification the main
+        metric stands in the place of `accuracy`; `metric` names it, as all these figures are in it. Then `reference`,
+        the run that this one is compared with, and in the same way `gain` and `worst_gain`: how much better the main
+        metric and the worst group's are than the reference's, paired by seed.
         `attrs["parts"]` names, per dataset, the parts that figures are of; `attrs["remarks"]`, where there are any,
         has sentences on its gains, and `attrs["unfinished"]` on cells that it lacks.
     """
@@ -209,7 +216,7 @@ def table_of(
     lines = [_line(row) | found[row.key] for row in rows]
     table, parts = pd.DataFrame(lines), defaultdict[str, dict[str, None]](dict)
     for row in rows:
-        parts[row.dataset] |= {of.get("evaluated_on", "test"): None for of in row.metrics.values()}
+        parts[row.dataset] |= {row.part: None}
     table.attrs |= {"remarks": remarks(rows, against), "unfinished": dict(lacking)}
     table.attrs["parts"] = {dataset: list(names) for dataset, names in parts.items()}
     return table
@@ -229,6 +236,7 @@ def _line(row: Row) -> dict[str, Any]:
         "epsilon": row.privacy.get("epsilon"),
         "epsilon_published": (row.privacy.get("epsilon_published") or {}).get("value"),
         "metric": main,
+        "part": row.part,
     }
     figures = {
         main: seen["overall"][main],
@@ -261,10 +269,12 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
     metrics = {name: float(value) for name, value in figures.items() if not pd.isna(value)}
     shown = {words: _figure(pd.Series(line), column) for column, (_, words) in known.items()}
     text = ", ".join(
-        f"{METRIC_TITLES[main] if words == 'overall' else words} {figure}" for words, figure in shown.items()
+        f"{f'{row.part} {METRIC_TITLES[main]}' if words == 'overall' else words} {figure}"
+        for words, figure in shown.items()
     )
-    seeds = f"{line['seeds']} seed{'s' if line['seeds'] != 1 else ''}"
-    note = f"ε = {epsilon_text(metrics.get('epsilon'))}; " if "epsilon" in metrics else "Not private; "
+    several = line["seeds"] > 1
+    seeds = f"mean ± half of the 95 % interval over {line['seeds']} seeds" if several else "of a single seed"
+    private = f"ε = {epsilon_text(metrics['epsilon'])}, research mode" if "epsilon" in metrics else "Not private"
     return Means(
         key=row_key(cells[0]),
         dataset=row.dataset,
@@ -272,7 +282,7 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
         label=row.label,
         metrics=metrics | {"seeds": float(line["seeds"])},
         shown=shown | {"seeds": str(line["seeds"])},
-        note=f"{note}{text} (mean ± half of the 95 % interval over {seeds})",
+        note=f"{private}; {text} ({seeds})",
         cells=[runs[cell.key] for cell in cells],
     )
 
