@@ -206,8 +206,8 @@ def test_a_page_of_an_earlier_call_is_told_from_those_of_this_one(make_job, monk
     (folder / "adult.html").write_text("of a data set that is no more in the sweep")
     done = make_job("cell-a")
     monkeypatch.setattr("equidp.sweep.cell.finished", lambda _: True)
-    for name, made in {"rows_of": [], "table_of": None, "print_table": None, "unfinished": {}}.items():
-        monkeypatch.setattr(f"equidp.sweep.summary.{name}", lambda *_, made=made: made)
+    for name in ("summary.rows_of", "summary.table_of", "summary.print_table", "doubts.doubts"):
+        monkeypatch.setattr(f"equidp.sweep.{name}", lambda *_: {})
     monkeypatch.setattr("equidp.sweep.summary.write_summary", lambda *_: [folder / "table.csv", folder / "dutch.html"])
     monkeypatch.setattr("equidp.sweep.command._summarise", lambda *_: None)
     _conclude(SimpleNamespace(path=tmp_path), "demo", [done.cell], {"cell-a": done}, [], Console(width=200), {})

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from equidp.errors import EquidpError
+from equidp.sweep.doubts import doubts
 from equidp.sweep.project import Cell, by_seed
-from equidp.sweep.summary import averaged, means, means_of, print_table, rows_of, table_of, unfinished, write_summary
+from equidp.sweep.summary import averaged, means, means_of, print_table, rows_of, table_of, write_summary
 
 BASELINE = {"a": 0.9, "b": 0.8}
 
@@ -136,13 +137,28 @@ def test_a_page_of_an_unfinished_sweep_says_what_it_lacks(cells, tmp_path):
     """Seeds that fail may be those that go badly, and a setting of which all fail left no trace on the page."""
     complete = cells[:1]
     rows = rows_of(complete, cells)
-    table = table_of(rows, {}, unfinished(cells, complete))
+    table = table_of(rows, {}, doubts(cells, complete))
     page = write_summary(rows, table, tmp_path / "out", "demo")[1].read_text()
     assert "these rows failed or were not run: dpsgd ε=1 (1 of 2 seeds), dpsgd ε=3 (0 of 1 seeds)." in page
     assert list(table["run"]) == ["dpsgd ε=1"]  # as in MLflow, and told from the row that failed
     rows = rows_of(cells, cells)
-    table = table_of(rows, {}, unfinished(cells, cells))
+    table = table_of(rows, {}, doubts(cells, cells))
     assert "is not finished" not in write_summary(rows, table, tmp_path / "out", "demo")[1].read_text()
+
+
+def test_a_page_of_cells_on_different_raw_files_says_so(cells, tmp_path):
+    """After the table had changed, seeds that were added stood in one mean with those of the old one."""
+    of = {}
+    for cell, digest in zip(cells, ("old", "new", "old"), strict=True):
+        (place := cell.folder / "provenance.json").write_text(json.dumps({"raw_fingerprint": digest}))
+        of[digest] = [*of.get(digest, []), replace(cell, provenance=place)]
+    mixed = [*of["old"], *of["new"]]
+    rows = rows_of(mixed)
+    page = write_summary(rows, table_of(rows, {}, doubts(mixed, mixed)), tmp_path / "out", "demo")[1].read_text()
+    assert "mix runs on different raw files" in page
+    assert "not so dpsgd ε=1 (seed 1). Delete" in page
+    assert doubts(of["old"], of["old"]) == {}
+    assert doubts(cells, cells) == {}  # unknown
 
 
 def test_the_baselines_own_row_leaves_out_the_seeds_in_which_it_diverged():

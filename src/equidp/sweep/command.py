@@ -275,14 +275,19 @@ def _conclude(
 ) -> None:
     """Tables, pages, and what failed; `against` as of `table_of`."""
     from equidp.sweep.cell import finished
-    from equidp.sweep.summary import print_table, rows_of, table_of, unfinished, write_summary
+    from equidp.sweep.doubts import doubts
+    from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
 
     complete = [cell for cell in cells if finished(jobs[cell.key])]
     try:
         if complete:
             rows = rows_of(complete, cells)
-            table = table_of(rows, against, unfinished(cells, complete))
+            doubtful = doubts(cells, complete)
+            table = table_of(rows, against, doubtful)
             print_table(table, console)
+            for dataset, sentences in doubtful.items():
+                for sentence in sentences:
+                    console.print(f"{dataset}: {sentence}", soft_wrap=True, markup=False)
             folder = project.path / REPORTS / name
             written = write_summary(rows, table, folder, name, project.path / REPORTS.parent)
             for path in written:

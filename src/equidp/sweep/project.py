@@ -51,6 +51,7 @@ class Cell:
         workplace: folder of checkpoints.
         folder: of results.
         raw_folder, records_cache: where raw files are read, and where encoded records are kept.
+        provenance: what a finished run tells of its raw files.
     """
 
     algorithm: str
@@ -64,6 +65,7 @@ class Cell:
     folder: Path = field(repr=False)
     raw_folder: Path = field(default=Path(), repr=False)
     records_cache: Path = field(default=Path(), repr=False)
+    provenance: Path = field(default=Path(), repr=False)
 
     @property
     def dataset(self) -> str:
@@ -158,6 +160,7 @@ class Project:
             folder=place("metrics").parent,
             raw_folder=place("raw_folder", ""),
             records_cache=place("records_cache", ""),
+            provenance=place("provenance", ""),
         )
 
 

@@ -172,33 +172,17 @@ def _json(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ table
 
 
-def unfinished(cells: Sequence[Cell], finished: Sequence[Cell]) -> dict[str, str]:
-    """By data set, which rows of a sweep lack cells, in a sentence; a row without those that failed may look too good.
-
-    `cells` are all of the sweep.
-    """
-    there, labels = {cell.key for cell in finished}, labels_of(cells)
-    lacking: dict[str, list[str]] = defaultdict(list)
-    for of in by_seed(cells):
-        if (count := sum(cell.key in there for cell in of)) < len(of):
-            lacking[of[0].dataset].append(f"{labels[of[0].key]} ({count} of {len(of)} seeds)")
-    return {
-        dataset: f"This sweep is not finished. Cells of these rows failed or were not run: {', '.join(of)}."
-        for dataset, of in lacking.items()
-    }
-
-
 def table_of(
     rows: Sequence[Row],
     against: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    lacking: Mapping[str, str] = MappingProxyType({}),
+    doubts: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> pd.DataFrame:
     """One line per row: ε, and means with the half-width of their 95 % interval over seeds.
 
     Args:
         rows: of the finished cells.
         against: `counterparts` of all cells.
-        lacking: what `unfinished` says.
+        doubts: sentences on cells that are missing, or mixed, by data set.
 
     Returns:
         Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, `metric`, `part`, then per
@@ -210,14 +194,14 @@ def table_of(
         the run that this one is compared with, and in the same way `gain` and `worst_gain`: how much better the main
         metric and the worst group's are than the reference's, paired by seed.
         `attrs["parts"]` names, per dataset, the parts that figures are of; `attrs["remarks"]`, where there are any,
-        has sentences on its gains, and `attrs["unfinished"]` on cells that it lacks.
+        has sentences on its gains, and `attrs["doubts"]` the given ones.
     """
     found = gains_of(rows, against)
     lines = [_line(row) | found[row.key] for row in rows]
     table, parts = pd.DataFrame(lines), defaultdict[str, dict[str, None]](dict)
     for row in rows:
         parts[row.dataset] |= {row.part: None}
-    table.attrs |= {"remarks": remarks(rows, against), "unfinished": dict(lacking)}
+    table.attrs |= {"remarks": remarks(rows, against), "doubts": dict(doubts)}
     table.attrs["parts"] = {dataset: list(names) for dataset, names in parts.items()}
     return table
 
@@ -344,8 +328,8 @@ def write_summary(
         mine = [row for row in rows if row.dataset == dataset]
         page = folder / f"{dataset}.html"
         with replacing(page) as part:
-            lacking = table.attrs.get("unfinished", {}).get(dataset)
-            text = _page(mine, f"{title} on {dataset}", _compared(table, dataset), [lacking] if lacking else [])
+            doubts = table.attrs.get("doubts", {}).get(dataset, [])
+            text = _page(mine, f"{title} on {dataset}", _compared(table, dataset), doubts)
             part.write_text(text if library is None else linked(text, page, library), encoding="utf-8")
         written.append(page)
     return written
