@@ -156,7 +156,7 @@ def test_a_page_of_cells_on_different_raw_files_says_so(cells, tmp_path):
     rows = rows_of(mixed)
     page = write_summary(rows, table_of(rows, {}, doubts(mixed, mixed)), tmp_path / "out", "demo")[1].read_text()
     assert "mix runs on different raw files" in page
-    assert "not so dpsgd ε=1 (seed 1). Delete" in page
+    assert "those of dpsgd ε=1 (seed 1) are not those of dpsgd ε=1 (seed 0). Delete" in page
     assert doubts(of["old"], of["old"]) == {}
     assert doubts(cells, cells) == {}  # unknown
 

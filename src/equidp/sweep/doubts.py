@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from equidp.errors import listed_names
@@ -29,15 +29,15 @@ def _lacking(cells: Sequence[Cell], finished: Sequence[Cell], labels: dict[str, 
 
 
 def _of_other_files(cells: Sequence[Cell], labels: dict[str, str]) -> Iterator[str]:
-    """Which cells are of other raw files than most, whose test records are others too."""
+    """Which cells are of other raw files than the first, so that their test records are others too."""
     digests = {cell.key: digest for cell in cells if (digest := _digest(cell))}
-    if len(set(digests.values())) > 1:
-        ((most, _),) = Counter(digests.values()).most_common(1)
-        other = [f"{labels[cell.key]} (seed {cell.seed})" for cell in cells if digests.get(cell.key, most) != most]
+    names = {cell.key: f"{labels[cell.key]} (seed {cell.seed})" for cell in cells if cell.key in digests}
+    first = next(iter(digests), "")
+    if other := [names[key] for key, digest in digests.items() if digest != digests[first]]:
         yield (
             "Means and gains here mix runs on different raw files, by their digests (of a folder, a copy is another): "
-            f"most are of one kind, and not so {listed_names(other)}. Delete the results of one kind, and call the "
-            "sweep again."
+            f"those of {listed_names(other)} are not those of {names[first]}. Delete the results of one kind, and call "
+            "the sweep again."
         )
 
 
