@@ -11,7 +11,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
-    {"errors", "options", "packaged", "registry"},
+    {"errors", "options", "packaged", "registry", "typed"},
     {"system"},
     {"gradients", "accounting"},
     {"mechanism"},

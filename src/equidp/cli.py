@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ import click
 import yaml
 from kedro.framework.cli.project import run as kedro_run
 from omegaconf.errors import OmegaConfBaseException
+
+from equidp.typed import keep_as_typed
 
 if TYPE_CHECKING:
     from equidp.config_loader import EquidpConfigLoader
@@ -23,11 +25,7 @@ LISTS = frozenset({
 })  # fmt: skip
 """Options whose values are lists with commas."""
 
-TEXTS = ("dataset", "run_label", "algorithm", "data.key", "data.id", "data.source", "data.split_by", "privacy.unit")
-"""Settings of `--params` that are taken as typed: as numbers `01` and `1`, or `4e999` and `7e999`, would be one."""
-
-BELOW = ("report.tags.", "data.options.")
-"""And those that begin so, where a number would be written otherwise: the column `010` is not 10."""
+PORT = click.IntRange(min=0, max=65535)
 
 IN_ENVIRONMENT = click.option(
     "--env", "-e", envvar="KEDRO_ENV", help="Configuration environment, as for `kedro run`; else KEDRO_ENV's."
@@ -64,7 +62,7 @@ class Repeatable(click.Command):
                 both = f"{settings[name]} and as {value}"
                 raise click.UsageError(f"--params gives {name} twice, as {both}: give one.", ctx)
         if isinstance(params := ctx.params.get("params"), dict):
-            _keep_as_typed(settings, params)
+            keep_as_typed(settings, params)
         return found
 
     def _gathered(self, args: list[str]) -> tuple[list[str], dict[click.Option, list[str]]]:
@@ -81,16 +79,6 @@ class Repeatable(click.Command):
                 continue
             given.setdefault(known[name], []).append(value if sign else left.pop(0))
         return [*rest, *left], given
-
-
-def _keep_as_typed(settings: Mapping[str, str], params: dict[str, Any]) -> None:
-    """Undo what Kedro makes of texts in `--params`."""
-    for name, value in settings.items():
-        if name in TEXTS or name.startswith(BELOW):
-            *above, last = name.split(".")
-            block = reduce(dict.__getitem__, above, params)
-            kept = name in TEXTS or (type(block[last]) in (int, float) and str(block[last]) != value)
-            block[last] = value if kept else block[last]
 
 
 @click.group(name="equidp")
@@ -115,7 +103,7 @@ cli.add_command(run)
 @click.option(
     "--gpus-per-cell", type=click.IntRange(min=0), help="GPUs that each cell holds; by default one where there are any."
 )
-@click.option("--dashboard", type=int, default=8787, show_default=True, help="Port of the local dashboard; 0: any.")
+@click.option("--dashboard", type=PORT, default=8787, show_default=True, help="Port of the local dashboard; 0: any.")
 @click.option("--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Of a failed cell.")
 @IN_ENVIRONMENT
 @click.option("--dry-run", is_flag=True, help="Say what would run, and stop.")
@@ -138,7 +126,7 @@ def sweep(metadata: Any, name: str | None, env: str | None, **options: Any) -> N
 
 @cli.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where the pages are served.")
-@click.option("--port", type=int, default=5000, show_default=True)
+@click.option("--port", type=PORT, default=5000, show_default=True)
 @IN_ENVIRONMENT
 @click.pass_obj
 def ui(metadata: Any, env: str | None, host: str, port: int) -> None:

@@ -23,7 +23,15 @@ from equidp.cli import sweep
 from equidp.errors import EquidpError
 from equidp.options import dotted
 from equidp.sweep.cell import CellResult
-from equidp.sweep.command import INTERRUPTED, _conclude, fan_out, refuse_undeclared, time_left, unnamed
+from equidp.sweep.command import (
+    INTERRUPTED,
+    _conclude,
+    fan_out,
+    refuse_several_tasks,
+    refuse_undeclared,
+    time_left,
+    unnamed,
+)
 from equidp.sweep.fanout import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +98,15 @@ def test_a_sweep_trains_no_more_often_than_its_runs_state():
     refuse_undeclared([*cells(2, trials=2, epsilon=1.0), *cells(2, trials=2, epsilon=3.0)])  # compared, none chosen
     refuse_undeclared(cells(6, trials=1))  # each for itself, as its statement says
     refuse_undeclared(cells(2, unit="record"))  # the baseline's
+
+
+def test_a_sweep_of_two_tasks_on_one_data_set_is_refused_before_it_trains():
+    """Its cells trained, and no page could be made of them; it never ended with status 0."""
+    plain, ordered = (SimpleNamespace(dataset="visits", settings={"data": of}) for of in ({}, {"task": "ordinal"}))
+    with pytest.raises(EquidpError, match="has visits as classification and as ordinal, whose figures cannot be"):
+        refuse_several_tasks([plain, ordered])
+    refuse_several_tasks([plain, plain])
+    refuse_several_tasks([plain, SimpleNamespace(dataset="grades", settings=ordered.settings)])
 
 
 def test_a_sweep_takes_no_law_of_trials():
@@ -181,6 +198,21 @@ def test_what_failed_is_told_where_the_disk_takes_no_table(make_job, monkeypatch
         _conclude(None, "demo", cells, jobs, outcomes, Console(), {})
     assert "failed: dpsgd" in (said := capsys.readouterr().out)
     assert "Error: no space" in said
+
+
+def test_a_page_of_an_earlier_call_is_told_from_those_of_this_one(make_job, monkeypatch, tmp_path, capsys):
+    folder = tmp_path / "data" / "08_reporting" / "sweeps" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "adult.html").write_text("of a data set that is no more in the sweep")
+    done = make_job("cell-a")
+    monkeypatch.setattr("equidp.sweep.cell.finished", lambda _: True)
+    for name in ("summary.rows_of", "summary.table_of", "summary.print_table", "doubts.doubts"):
+        monkeypatch.setattr(f"equidp.sweep.{name}", lambda *_: {})
+    monkeypatch.setattr("equidp.sweep.summary.write_summary", lambda *_: [folder / "table.csv", folder / "dutch.html"])
+    monkeypatch.setattr("equidp.sweep.command._summarise", lambda *_: None)
+    _conclude(SimpleNamespace(path=tmp_path), "demo", [done.cell], {"cell-a": done}, [], Console(width=200), {})
+    said = capsys.readouterr().out
+    assert f"of an earlier call, and not in this table: {folder / 'adult.html'}" in said
 
 
 @pytest.mark.parametrize("name", ["../../x", "it's", "a/b", "größe"])

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from equidp.errors import EquidpError
+from equidp.options import dotted
 from equidp.sweep.grid import choose_grid, grid_from, nested, params_text
 
 GRIDS = {
@@ -46,6 +47,9 @@ def test_seeds_are_a_number_of_seeds_or_a_list(given, seeds):
     [
         ("seeds", "0", "Sweep setting seeds='0': give how many seeds, from 1 up"),
         ("seeds", " ", "Sweep setting seeds=' ': give at least one value"),
+        ("seeds", "20240501", "at most 10,000; the seed 20240501 alone is [20240501]"),
+        ("seeds", 10**23, "a number says how many seeds"),
+        ("seeds", "²", "Input should be a valid integer"),
         ("seeds", 0, "seeds=0: give how many seeds"),
         ("seeds", -1, "seeds=-1: give how many seeds"),
         ("seeds", True, "seeds=True: give how many seeds"),
@@ -211,6 +215,26 @@ def test_a_list_in_params_is_refused_with_the_place_for_it(text):
     with pytest.raises(EquidpError, match=r"axis of a grid, or .* a preset, in conf/local") as error:
         nested(text)
     assert "\n" not in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data.key", "01"),
+        ("data.key", "4e999"),
+        ("data.options.label", "010"),
+        ("data.positive_class", "yes"),
+        ("data.positive_class", "1"),
+        ("training.optimizer", "adam"),
+    ],
+)
+def test_texts_that_yaml_takes_for_something_else_stay_texts(name, value):
+    """The keys 01 and 1 were one split, 4e999 and 7e999 another, and a class `yes` was refused for want of quotes."""
+    assert dotted(nested(params_text({name: value}))) == {name: value}
+
+
+def test_a_key_is_taken_as_typed():
+    assert nested("data.key=01,training.epochs=01") == {"data": {"key": "01"}, "training": {"epochs": 1}}
 
 
 def test_a_param_without_a_value_is_refused():

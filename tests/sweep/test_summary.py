@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from equidp.errors import EquidpError
-from equidp.sweep.project import Cell
-from equidp.sweep.summary import averaged, means, print_table, rows_of, table_of, write_summary
+from equidp.sweep.doubts import doubts
+from equidp.sweep.project import Cell, by_seed
+from equidp.sweep.summary import averaged, means, means_of, print_table, rows_of, table_of, write_summary
 
 BASELINE = {"a": 0.9, "b": 0.8}
 
@@ -114,6 +115,52 @@ def test_a_baseline_that_diverged_counts_neither_in_its_mean_nor_in_a_cost(cells
     assert re.findall(r">([^<>]*)</t[dh]>", baseline)[:4] == ["sgd", "1", "–", "0.850"]  # no ε as published anywhere
 
 
+def test_a_page_says_in_how_many_seeds_a_model_diverged_or_its_baseline_guessed(tmp_path):
+    """A mean hides both: one over the seeds that went well was shown as one over all of them."""
+    cells = [finished_cell(tmp_path, seed, 1.0, 0.8, 0.6) for seed in range(3)]
+    lost, guessed = (json.loads(cell.outputs["metrics"].read_text()) for cell in cells[:2])
+    lost["overall"] |= {"accuracy": 0.0, "loss": None}
+    guessed["baseline"]["overall"]["mcc"] = -0.9
+    guessed["cost_of_privacy"]["overall"] = {"accuracy": None}
+    for cell, one in zip(cells, (lost, guessed), strict=False):
+        cell.outputs["metrics"].write_text(json.dumps(one))
+    rows = rows_of(cells)
+
+    page = write_summary(rows, table_of(rows), tmp_path, "demo")[1].read_text()
+
+    assert "In 1 of the 3 seeds of dpsgd the model diverged: there every prediction counts as wrong." in page
+    assert "In 1 of the 3 seeds of dpsgd the non-private baseline has learnt nothing: cost of privacy" in page
+    assert "no cost is told" not in page  # that of two seeds is
+
+
+def test_a_page_of_an_unfinished_sweep_says_what_it_lacks(cells, tmp_path):
+    """Seeds that fail may be those that go badly, and a setting of which all fail left no trace on the page."""
+    complete = cells[:1]
+    rows = rows_of(complete, cells)
+    table = table_of(rows, {}, doubts(cells, complete))
+    page = write_summary(rows, table, tmp_path / "out", "demo")[1].read_text()
+    assert "these rows failed or were not run: dpsgd ε=1 (1 of 2 seeds), dpsgd ε=3 (0 of 1 seeds)." in page
+    assert list(table["run"]) == ["dpsgd ε=1"]  # as in MLflow, and told from the row that failed
+    rows = rows_of(cells, cells)
+    table = table_of(rows, {}, doubts(cells, cells))
+    assert "is not finished" not in write_summary(rows, table, tmp_path / "out", "demo")[1].read_text()
+
+
+def test_a_page_of_cells_on_different_raw_files_says_so(cells, tmp_path):
+    """After the table had changed, seeds that were added stood in one mean with those of the old one."""
+    of = {}
+    for cell, digest in zip(cells, ("old", "new", "old"), strict=True):
+        (place := cell.folder / "provenance.json").write_text(json.dumps({"raw_fingerprint": digest}))
+        of[digest] = [*of.get(digest, []), replace(cell, provenance=place)]
+    mixed = [*of["old"], *of["new"]]
+    rows = rows_of(mixed)
+    page = write_summary(rows, table_of(rows, {}, doubts(mixed, mixed)), tmp_path / "out", "demo")[1].read_text()
+    assert "mix runs on different raw files" in page
+    assert "those of dpsgd ε=1 (seed 1) are not those of dpsgd ε=1 (seed 0). Delete" in page
+    assert doubts(of["old"], of["old"]) == {}
+    assert doubts(cells, cells) == {}  # unknown
+
+
 def test_the_baselines_own_row_leaves_out_the_seeds_in_which_it_diverged():
     good, lost = document(0.8, 0.6), document(0.1, 0.1)
     lost["overall"]["loss"] = None
@@ -135,6 +182,28 @@ def test_a_page_of_means_has_intervals_over_seeds(cells):
     assert set(page["baseline"]["intervals"]["groups"]["class"].values()) == {None}
     one = averaged(cells[0].algorithm, {0: documents[0]})
     assert one["intervals"]["overall"] is None
+
+
+def test_a_page_shows_no_accuracy_above_1_and_no_thirds_of_records(cells, tmp_path):
+    """Of two seeds an interval was 0.015 to 1.285, and bars were of 51.333333333333336 test records."""
+    for cell, count in zip(cells[:2], (50, 53), strict=True):
+        one = json.loads(cell.outputs["metrics"].read_text())
+        one["groups"]["class"]["a"]["count"] = count
+        cell.outputs["metrics"].write_text(json.dumps(one))
+    rows = rows_of(cells[:2])
+    page = write_summary(rows, table_of(rows), tmp_path, "demo")[1].read_text()
+    assert "0.015 to 1.000 at 95 %" in page
+    assert "-0.435 to +0.835 at 95 %" in page  # a cost, as far as one can be
+    assert '"52 test records"' in page
+    assert ".5 test records" not in page
+
+
+def test_intervals_beside_a_row_of_one_seed_say_of_which_kind_they_are(cells, tmp_path):
+    pages = []
+    for chosen in (cells[:2], cells):
+        rows = rows_of(chosen)
+        pages.append(write_summary(rows, table_of(rows), tmp_path, "demo")[1].read_text())
+    assert ["of a single seed they are over test records" in page for page in pages] == [False, True]
 
 
 def test_a_single_seed_keeps_its_intervals_over_test_records():
@@ -175,6 +244,14 @@ def test_figures_of_a_validation_part_are_not_called_test(cells):
     print_table(table_of(rows_of(cells)), Console(file=shown, width=100))
     assert "validation accuracy, mean" in shown.getvalue()
     assert "test accuracy" not in shown.getvalue()
+    assert "research mode" in shown.getvalue()
+    rows = rows_of(cells)
+    table = table_of(rows)
+    assert set(table["part"]) == {"validation"}  # who reads the file alone took it for the test part
+    lines, runs = table.to_dict("records"), {cell.key: cell.key for cell in cells}
+    several, single = (means_of(of, row, line, runs) for of, row, line in zip(by_seed(cells), rows, lines, strict=True))
+    assert several.note.startswith("ε = 1.0000, research mode; validation accuracy 0.650±0.635, worst group")
+    assert single.note.endswith("(of a single seed)")
 
 
 def test_a_table_and_a_page_per_dataset_are_written(cells, tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from equidp.hooks.views import MEANS, NOISED, RUNS, TAG, add_views
 from equidp.reporting.headlines import headline_metrics
@@ -27,7 +29,7 @@ def test_a_row_is_above_its_seeds_and_below_its_data_set_once_however_often_it_i
             client.delete_run(cells[1])
         shown = {"overall": f"{mean}±0.1"}
         row = Means("abc", "digits", "dpsgd", "dpsgd ε=3", {"test/accuracy": mean}, shown, f"{mean}", cells)
-        summarise("demo", [row], {"digits": page}, store, experiment)
+        summarise("demo", [row], {"digits": page}, tmp_path, store, experiment)
 
     client.restore_run(cells[1])
     runs = {run.info.run_id: run for run in client.search_runs([experiment])}
@@ -57,6 +59,65 @@ def test_a_row_is_above_its_seeds_and_below_its_data_set_once_however_often_it_i
     client._tracking_client.store.engine.dispose()
 
 
+@pytest.fixture
+def mlflow_(tmp_path: Path) -> Iterator[tuple[MlflowClient, str, str]]:
+    """A client, its store and an experiment there."""
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(store)
+    yield client, store, client.create_experiment("equidp", artifact_location=(tmp_path / "artifacts").as_uri())
+    client._tracking_client.store.engine.dispose()
+
+
+def row_of(cells: Sequence[str], **metrics: float) -> Means:
+    shown = {"overall": "0.5±0.1", "seeds": str(len(cells))}
+    named = {name.replace("__", "/"): value for name, value in metrics.items()}
+    return Means("abc", "digits", "dpsgd", "dpsgd", named, shown, "accuracy 0.5±0.1", cells)
+
+
+def summaries(client: MlflowClient, experiment: str) -> list[Run]:
+    return [run for run in client.search_runs([experiment]) if run.data.tags.get("summary") == "seeds"]
+
+
+def test_two_projects_of_one_experiment_have_means_of_their_own(tmp_path: Path, mlflow_) -> None:
+    """They had one run, with the means of whoever was last, and the seeds of both below it."""
+    client, store, experiment = mlflow_
+    page = tmp_path / "digits.html"
+    page.write_text("")
+    for folder, mean in (("mine", 0.5), ("yours", 0.9)):
+        cell = client.create_run(experiment).info.run_id
+        summarise("demo", [row_of([cell], test__accuracy=mean)], {"digits": page}, Path(folder), store, experiment)
+    found = {run.data.tags["project"]: run.data.metrics["test/accuracy"] for run in summaries(client, experiment)}
+    assert found == {"mine": 0.5, "yours": 0.9}
+
+
+def test_means_keep_nothing_of_an_earlier_call(tmp_path: Path, mlflow_, caplog: pytest.LogCaptureFixture) -> None:
+    """Of one seed an interval stood there that was one over two; and a setting that had changed ended it all."""
+    client, store, experiment = mlflow_
+    page = tmp_path / "digits.html"
+    page.write_text("")
+    cells = [client.create_run(experiment).info.run_id for _ in range(2)]
+    for cell, limit in zip(cells, ("8", "9"), strict=True):  # a setting that no result depends on
+        client.log_param(cell, "privacy.total_epsilon", limit)
+    both = row_of(cells, test__accuracy=0.5, plus_minus__accuracy=0.1)
+    summarise("demo", [both], {"digits": page}, tmp_path, store, experiment)
+    summarise("demo", [row_of(cells[1:], test__accuracy=0.6)], {"digits": page}, tmp_path, store, experiment)
+    (means,) = summaries(client, experiment)
+    assert means.data.metrics == {"test/accuracy": 0.6}
+    assert means.data.params == {"privacy.total_epsilon": "9"}
+    assert not caplog.text
+
+
+def test_means_outlive_a_run_that_is_gone_for_good(tmp_path: Path, mlflow_, caplog: pytest.LogCaptureFixture) -> None:
+    client, store, experiment = mlflow_
+    page = tmp_path / "digits.html"
+    page.write_text("")
+    cells = ["0" * 32, client.create_run(experiment).info.run_id]
+    summarise("demo", [row_of(cells, test__accuracy=0.5)], {"digits": page}, tmp_path, store, experiment)
+    (means,) = summaries(client, experiment)
+    assert client.get_run(cells[1]).data.tags["mlflow.parentRunId"] == means.info.run_id
+    assert not caplog.text
+
+
 def test_a_full_disk_and_a_lost_page_cost_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     client = MlflowClient(store)
@@ -64,7 +125,7 @@ def test_a_full_disk_and_a_lost_page_cost_no_traceback(tmp_path: Path, caplog: p
     (tmp_path / "artifacts").write_text("a file where a folder should be: the system refuses")
     page = tmp_path / "digits.html"
     page.write_text("<p>all rows</p>")
-    summarise("demo", [], {"digits": page}, store, experiment)
+    summarise("demo", [], {"digits": page}, tmp_path, store, experiment)
     assert "MLflow has no means of this sweep (" in caplog.text
     client._tracking_client.store.engine.dispose()
 

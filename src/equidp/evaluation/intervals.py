@@ -11,9 +11,11 @@ mean ± t·s/√n with records of one unit added up first, so that units are the
 
 Several records of one unit (a patient's visits) carry less information than the same number of units. As in survey
 sampling (Kish 1965) they count as n/D records, D being the variance of the share over whole units divided by that over
-records. If all records are right, or none, or there are fewer than ten units, D is not known. Then they count as if a
-unit's records were always equal: as many as there are units, fewer if some units have more records than others. The
-correlation is that of the units' sums.
+records. D is estimated from so many units, and (z/t)² of the records are left for that, with Student's t of as many
+degrees of freedom as there are units but one (Korn and Graubard, Survey Methodology 24, 1998, pages 193 to 201). Few
+units do not tell D: fewer than ten, or fewer than ten that have a record of the rarer kind, right or wrong. Then they
+count as if a unit's records were always equal: as many as there are units, fewer if some units have more records than
+others. The correlation is that of the units' sums.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def mean_interval(values: NDArray, units: NDArray, *, least: float = -math.inf, 
     if (count := len(sums)) < 2:
         return None
     spread = math.sqrt(count / (count - 1) * float((sums**2).sum())) / len(values)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread
+    half = _student(count - 1) * spread
     return [max(least, mean - half), min(most, mean + half)]
 
 
@@ -107,14 +109,15 @@ class _Share:
         n, self.share = len(right), int(right.sum()) / len(right)
         self.sums = np.bincount(owners, weights=right - self.share)
         count, spread = len(self.sums), n * self.share * (1 - self.share)
-        design = float((np.bincount(owners) ** 2).sum()) / n
-        if count >= MIN_TEST_RECORDS and spread:
+        design = float((np.bincount(owners) ** 2).sum()) / n  # 1 where every unit has one record
+        if design > 1 and len(np.unique(owners[right == (self.share <= 0.5)])) >= MIN_TEST_RECORDS:
             design = (self.sums**2).sum() / spread * count / (count - 1) * (n - 1) / n
+            design *= (_student(count - 1) / _normal()) ** 2
         self.worth = n / max(design, 1.0)
 
     def interval(self) -> tuple[float, float]:
         """Wilson's."""
-        z, n, p = float(stats.norm.ppf((1 + CONFIDENCE) / 2)), self.worth, self.share
+        z, n, p = _normal(), self.worth, self.share
         middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
         return max(0.0, (middle - half) / (1 + z**2 / n)), min(1.0, (middle + half) / (1 + z**2 / n))
 
@@ -131,3 +134,13 @@ class _Share:
         found = float((self.sums * other.sums).sum()) / size
         spread = math.sqrt(self.share * (1 - self.share) * other.share * (1 - other.share))
         return max(found - 1 / (2 * min(self.worth, other.worth) * spread), 0.0) if found > 0 else found
+
+
+def _normal() -> float:
+    """1.96."""
+    return float(stats.norm.ppf((1 + CONFIDENCE) / 2))
+
+
+def _student(freedom: int) -> float:
+    """The same of Student's t with so many degrees of freedom."""
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))

@@ -85,6 +85,7 @@ def html_report(
         left_out=tables.left_out(overview),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=_several(documents),
+        single=any(document.get("seeds", 1) == 1 for document in documents.values()),
         gains=_grid(gains_table(against, task)) if len(against) else None,
         gains_notes=[] if compared is None else list(gains_notes(compared, task)),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
@@ -204,9 +205,10 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     mode = ", research mode" if research_mode(facts) else ""
     cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}{mode}")]
     cost = document.get("cost_of_privacy", {})
-    cards.append((title, _number(document["overall"][main]), _interval(document)))
+    cards.append((title, _number(document["overall"][main]), _interval(document, 0.0, task.most)))
     if (change := cost.get("overall", {}).get(main)) is not None:
-        cards.append(("cost of privacy", _signed(change), f"in {title}; {_interval(cost, '+')}".removesuffix("; ")))
+        ends = _interval(cost, -task.most, task.most, "+")
+        cards.append(("cost of privacy", _signed(change), f"in {title}; {ends}".removesuffix("; ")))
     for grouping, worst in list(document.get("worst", {}).items())[:CARD_GROUPINGS]:
         if (group := worst["group"]) is not None:
             tested = document["groups"].get(grouping, {}).get(group, {}).get("count")
@@ -220,9 +222,9 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     return cards
 
 
-def _interval(of: Mapping, sign: str = "") -> str:
-    """The interval of an accuracy over all records, or of its cost, where there is one."""
-    ends = (of.get("intervals") or {}).get("overall")
+def _interval(of: Mapping, least: float, most: float, sign: str = "") -> str:
+    """The interval of an accuracy over all records, or of its cost, where there is one, as far as it is possible."""
+    ends = [min(max(end, least), most) for end in (of.get("intervals") or {}).get("overall") or ()]
     return f"{' to '.join(figure_text(end, 3, f'{sign},') for end in ends)} at 95 %" if ends else ""
 
 
@@ -329,6 +331,7 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
         yield f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here."
     baselines = {name: document["baseline"] for name, document in documents.items() if document.get("baseline")}
     guesses = {name: said for name, baseline in baselines.items() if (said := task.guessing(baseline))}
+    guesses = {name: said for name, said in guesses.items() if not documents[name].get("guessed")}  # told by its seeds
     for said in _together(guesses):
         yield f"The non-private baseline of {said} Beside it privacy would seem to be free: no cost is told."
     learnt = [name for name, document in documents.items() if name not in guesses and not task.guessing(document)]
@@ -375,6 +378,7 @@ def _record_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
                 f"In {seeds} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
                 "nor in the cost of privacy."
             )
+    yield from _of_some_seeds(documents)
     validated = [name for name, document in documents.items() if "evaluated_on" in document]
     if validated and len(validated) == len(documents):
         yield (
@@ -386,6 +390,23 @@ def _record_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
             f"The figures of {', '.join(validated)} are of the validation part, held back from the training records, "
             "those of the others of the test part: do not compare the two."
         )
+
+
+def _of_some_seeds(documents: Mapping[str, Mapping]) -> Iterator[str]:
+    """What happened in some of the seeds that a row's means are over, and that no mean shows."""
+    task = task_in(documents)
+    for name, document in documents.items():
+        of = f"of the {document.get('seeds')} seeds of {name}"
+        if seeds := document.get("lost"):
+            yield (
+                f"In {seeds} {of} the model diverged: there {task.diverged_means}. Means leave out what is undefined, "
+                "which favours it: give it a smaller learning rate."
+            )
+        if seeds := document.get("guessed"):
+            yield (
+                f"In {seeds} {of} the non-private baseline has learnt nothing: cost of privacy and gap are means over "
+                "the others."
+            )
 
 
 def _doubtful_rules(names: Collection[str], privacy: Mapping[str, Mapping]) -> str:

@@ -359,7 +359,9 @@ def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[
             yield f"{title} {name}", _of_groups(document["cost_of_privacy"], grouping, metric)
         if metric == task.main and len(private) == 1:  # in a comparison they are in the figure
             (ends,) = group_intervals({n: d["cost_of_privacy"] for n, d in private.items()}, grouping).values()
-            texts = {g: " to ".join(figure_text(end, 3, "+") for end in pair) for g, pair in ends.items() if pair}
+            most = task.most  # over few seeds they go beyond what can be
+            pairs = {g: [min(max(end, -most), most) for end in pair] for g, pair in ends.items() if pair}
+            texts = {g: " to ".join(figure_text(end, 3, "+") for end in pair) for g, pair in pairs.items()}
             yield INTERVAL, {group: text.replace(" ", "\N{NO-BREAK SPACE}") for group, text in texts.items()}
     several = len(documents) > 2
     for metric in task.beside if several else task.metrics[1:]:

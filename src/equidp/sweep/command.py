@@ -24,6 +24,7 @@ from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import Cell, Project, by_seed, digest
 from equidp.system.interrupts import handling
 from equidp.system.logs import terminal
+from equidp.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +67,7 @@ def run_command(
     cells = project.cells(grid)
     _refuse_unread(typed, cells)
     refuse_undeclared(cells)
+    refuse_several_tasks(cells)
     against = counterparts(cells, grid.reference)
     name = _folder_name(name or unnamed(cells))
     _announce(name, grid, cells, console)
@@ -130,6 +132,19 @@ def refuse_undeclared(cells: Sequence[Cell]) -> None:
                 f"privacy.max_trials={declared} is what each run will state, and this sweep trains {cell.algorithm} "
                 f"{count} times on the same records of {cell.dataset}: declare all of them "
                 f"(privacy.max_trials={count}), or make fewer cells."
+            )
+
+
+def refuse_several_tasks(cells: Sequence[Cell]) -> None:
+    """Refuse cells of one data set and several tasks, whose figures have no common table: all would train in vain."""
+    kinds: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        kinds.setdefault(cell.dataset, {})[cell.settings["data"].get("task", CLASSIFICATION)] = None
+    for dataset, of in kinds.items():
+        if len(of) > 1:
+            raise EquidpError(
+                f"This sweep has {dataset} as {' and as '.join(of)}, whose figures cannot be compared: make a sweep of "
+                "each, or give each a preset of its own name."
             )
 
 
@@ -260,17 +275,25 @@ def _conclude(
 ) -> None:
     """Tables, pages, and what failed; `against` as of `table_of`."""
     from equidp.sweep.cell import finished
+    from equidp.sweep.doubts import doubts
     from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
 
     complete = [cell for cell in cells if finished(jobs[cell.key])]
     try:
         if complete:
-            rows = rows_of(complete)
-            table = table_of(rows, against)
+            rows = rows_of(complete, cells)
+            doubtful = doubts(cells, complete)
+            table = table_of(rows, against, doubtful)
             print_table(table, console)
-            written = write_summary(rows, table, project.path / REPORTS / name, name, project.path / REPORTS.parent)
+            for dataset, sentences in doubtful.items():
+                for sentence in sentences:
+                    console.print(f"{dataset}: {sentence}", soft_wrap=True, markup=False)
+            folder = project.path / REPORTS / name
+            written = write_summary(rows, table, folder, name, project.path / REPORTS.parent)
             for path in written:
                 console.print(str(path), soft_wrap=True, markup=False)
+            for path in sorted(set(folder.glob("*.html")) - set(written)):
+                console.print(f"of an earlier call, and not in this table: {path}", soft_wrap=True, markup=False)
             _summarise(name, complete, jobs, rows, table, written)
     finally:  # a full disk refuses the table too: what failed is told all the same
         _list_failed(cells, jobs, outcomes, console)
@@ -311,4 +334,4 @@ def _summarise(
     means = [means_of(of, row, line, runs) for of, row, line in zip(by_seed(cells), rows, lines, strict=True)]
     pages = {path.stem: path for path in written if path.suffix == ".html"}
     job = jobs[cells[0].key]
-    summarise(name, means, pages, job.store, job.experiment)
+    summarise(name, means, pages, job.project, job.store, job.experiment)

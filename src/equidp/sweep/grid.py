@@ -16,6 +16,7 @@ demo:
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -25,12 +26,17 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from equidp.errors import EquidpError, refuse_unknown, unknown_name
-from equidp.options import Declared, refusal_of
+from equidp.options import Declared, dotted, refusal_of
+from equidp.typed import keep_as_typed
 
 KEYS = {"algorithm": "algorithms", "dataset": "datasets", "privacy.epsilon": "epsilons", "seed": "seeds"}
 """Settings that have a key of their own, and must not be given twice."""
 
 LISTS = "A list has no place there: name it as an axis of a grid, or put it into a preset, in conf/local."
+
+
+MOST_SEEDS = 10_000
+"""More would be a seed that was meant for one, such as a date."""
 
 
 def as_list(value: Any) -> Any:
@@ -44,9 +50,16 @@ def as_list(value: Any) -> Any:
 
 def as_seeds(value: Any) -> Any:
     """`5` are the seeds 0 to 4; `3,7` or `[3, 7]` are those two."""
-    if isinstance(value, str) and value.strip().isdigit():
+    if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
-    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else as_list(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value > MOST_SEEDS:
+            raise ValueError(
+                f"a number says how many seeds, at most {MOST_SEEDS:,}; the seed {value} alone is [{value}], and after "
+                f"--seeds it is {value} with a comma behind it"
+            )
+        value = list(range(value))
+    seeds = as_list(value) if value != [] else []
     if not seeds or any(isinstance(seed, bool) for seed in seeds):
         raise ValueError("give how many seeds, from 1 up, or a list of seeds")
     return seeds
@@ -195,7 +208,15 @@ def _of_kind(kind: type, value: Any, where: str, what: str) -> Any:
 
 def params_text(settings: Mapping[str, Any]) -> str:
     """Settings as the text that follows `--params=`. Raises EquidpError for a value that cannot be written there."""
-    return ",".join(f"{name}={_text(name, value)}" for name, value in settings.items())
+    return ",".join(f"{name}={_written(name, value)}" for name, value in settings.items())
+
+
+def _written(name: str, value: Any) -> str:
+    """A value as `nested` reads it: a text that YAML would take for something else stands in quotes."""
+    text = _text(name, value)
+    if not isinstance(value, str) or list(dotted(nested(f"{name}={text}")).values()) == [value]:
+        return text
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _text(name: str, value: Any) -> str:
@@ -217,6 +238,9 @@ def nested(text: str) -> dict[str, Any]:
         if "=" not in part:
             raise EquidpError(f"--params={part!r}: write it as setting=value. {LISTS}")
     try:
-        return OmegaConf.to_container(OmegaConf.from_dotlist(parts))  # type: ignore[return-value]
+        made: dict[str, Any] = OmegaConf.to_container(OmegaConf.from_dotlist(parts))  # type: ignore[assignment]
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise EquidpError(f"--params={text!r} does not read as settings. {LISTS}") from error
+    split = (part.partition("=") for part in parts)
+    keep_as_typed({name.strip(): value.strip() for name, _, value in split}, made)
+    return made

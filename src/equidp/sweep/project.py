@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,7 @@ class Cell:
         workplace: folder of checkpoints.
         folder: of results.
         raw_folder, records_cache: where raw files are read, and where encoded records are kept.
+        provenance: what a finished run tells of its raw files.
     """
 
     algorithm: str
@@ -63,6 +65,7 @@ class Cell:
     folder: Path = field(repr=False)
     raw_folder: Path = field(default=Path(), repr=False)
     records_cache: Path = field(default=Path(), repr=False)
+    provenance: Path = field(default=Path(), repr=False)
 
     @property
     def dataset(self) -> str:
@@ -82,7 +85,7 @@ class Cell:
     @property
     def command(self) -> str:
         """What a user would type to run this cell alone."""
-        return f"kedro run --pipeline={self.algorithm} --params={self.params}"
+        return f"kedro run --pipeline={self.algorithm} {shlex.quote(f'--params={self.params}')}"
 
     def __str__(self) -> str:
         return f"{self.algorithm} {params_text(self.overrides)}"
@@ -157,6 +160,7 @@ class Project:
             folder=place("metrics").parent,
             raw_folder=place("raw_folder", ""),
             records_cache=place("records_cache", ""),
+            provenance=place("provenance", ""),
         )
 
 

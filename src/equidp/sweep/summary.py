@@ -38,9 +38,10 @@ Key = TypeVar("Key", bound=Hashable)
 WIDTH = 100
 READING = (
     "n: seeds. Cost of privacy, paired by seed: {cost}. Gap: largest minus smallest cost, over "
-    "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the baseline "
-    "diverged or guessed in the others. ε holds for each run alone: runs on the same data compose; those of one seed "
-    "share batches and noise, and do not even compose."
+    "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the model or its "
+    "baseline diverged in the others, or the baseline guessed. ε holds for each run alone: runs on the same data "
+    "compose; those of one seed share batches and noise, and do not even compose. All are in research mode: whoever "
+    "knows the seed can subtract the noise."
 )
 SPREAD = "; spread: largest minus smallest figure, over these"
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
@@ -70,6 +71,11 @@ class Row:
         """What its figures are of."""
         return kind_of(next(iter(self.metrics.values())))
 
+    @property
+    def part(self) -> str:
+        """The records that its figures are of: test or validation."""
+        return next(iter(self.metrics.values())).get("evaluated_on", "test")
+
     def overall(self) -> dict[int, float | None]:
         """The main metric by seed."""
         return {seed: one["overall"][self.task.main] for seed, one in self.metrics.items()}
@@ -81,9 +87,12 @@ class Row:
         return {seed: task.worst_of(one["groups"].get(grouping, {}))[task.main] for seed, one in documents.items()}
 
 
-def rows_of(cells: Sequence[Cell]) -> list[Row]:
-    """One row per combination of settings; `cells` are the finished ones."""
-    labels = labels_of(cells)
+def rows_of(cells: Sequence[Cell], planned: Sequence[Cell] = ()) -> list[Row]:
+    """One row per combination of settings; `cells` are the finished ones.
+
+    A row's label tells its settings from those of all `planned` cells: a row whose others failed is told from them too.
+    """
+    labels = labels_of(planned or cells)
     return [_row(group, labels[group[0].key]) for group in by_seed(cells)]
 
 
@@ -163,30 +172,36 @@ def _json(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ table
 
 
-def table_of(rows: Sequence[Row], against: Mapping[str, Sequence[str]] = MappingProxyType({})) -> pd.DataFrame:
+def table_of(
+    rows: Sequence[Row],
+    against: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    doubts: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> pd.DataFrame:
     """One line per row: ε, and means with the half-width of their 95 % interval over seeds.
 
     Args:
         rows: of the finished cells.
         against: `counterparts` of all cells.
+        doubts: sentences on cells that are missing, or mixed, by data set.
 
     Returns:
-        Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, `metric`, then per figure
-        (`accuracy`, `cost`, `worst`, `spread`, `gap`) its mean, `<figure>_seeds`, the number of seeds that have it
-        (where the baseline diverged there is no cost), and `<figure>±`; costs and gaps are paired by seed. Undefined
-        values are NaN. `worst` is the mean over seeds of the worst group's accuracy, of the first grouping. Of other
-        tasks than classification the main metric stands in the place of `accuracy`; `metric` names it, as all these
-        figures are in it. Then `reference`, the run that this one is compared with, and in the same way `gain` and
-        `worst_gain`: how much better the main metric and the worst group's are than the reference's, paired by seed.
+        Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, `metric`, `part`, then per
+        figure (`accuracy`, `cost`, `worst`, `spread`, `gap`) its mean, `<figure>_seeds`, the number of seeds that
+        have it (where the baseline diverged there is no cost), and `<figure>±`; costs and gaps are paired by seed.
+        Undefined values are NaN. `part` says of which records figures are, test or validation. `worst` is the mean
+        over seeds of the worst group's accuracy, of the first grouping. Of other tasks than classification the main
+        metric stands in the place of `accuracy`; `metric` names it, as all these figures are in it. Then `reference`,
+        the run that this one is compared with, and in the same way `gain` and `worst_gain`: how much better the main
+        metric and the worst group's are than the reference's, paired by seed.
         `attrs["parts"]` names, per dataset, the parts that figures are of; `attrs["remarks"]`, where there are any,
-        has sentences on its gains.
+        has sentences on its gains, and `attrs["doubts"]` the given ones.
     """
     found = gains_of(rows, against)
     lines = [_line(row) | found[row.key] for row in rows]
     table, parts = pd.DataFrame(lines), defaultdict[str, dict[str, None]](dict)
     for row in rows:
-        parts[row.dataset] |= {of.get("evaluated_on", "test"): None for of in row.metrics.values()}
-    table.attrs["remarks"] = remarks(rows, against)
+        parts[row.dataset] |= {row.part: None}
+    table.attrs |= {"remarks": remarks(rows, against), "doubts": dict(doubts)}
     table.attrs["parts"] = {dataset: list(names) for dataset, names in parts.items()}
     return table
 
@@ -205,6 +220,7 @@ def _line(row: Row) -> dict[str, Any]:
         "epsilon": row.privacy.get("epsilon"),
         "epsilon_published": (row.privacy.get("epsilon_published") or {}).get("value"),
         "metric": main,
+        "part": row.part,
     }
     figures = {
         main: seen["overall"][main],
@@ -237,10 +253,12 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
     metrics = {name: float(value) for name, value in figures.items() if not pd.isna(value)}
     shown = {words: _figure(pd.Series(line), column) for column, (_, words) in known.items()}
     text = ", ".join(
-        f"{METRIC_TITLES[main] if words == 'overall' else words} {figure}" for words, figure in shown.items()
+        f"{f'{row.part} {METRIC_TITLES[main]}' if words == 'overall' else words} {figure}"
+        for words, figure in shown.items()
     )
-    seeds = f"{line['seeds']} seed{'s' if line['seeds'] != 1 else ''}"
-    note = f"ε = {epsilon_text(metrics.get('epsilon'))}; " if "epsilon" in metrics else "Not private; "
+    several = line["seeds"] > 1
+    seeds = f"mean ± half of the 95 % interval over {line['seeds']} seeds" if several else "of a single seed"
+    private = f"ε = {epsilon_text(metrics['epsilon'])}, research mode" if "epsilon" in metrics else "Not private"
     return Means(
         key=row_key(cells[0]),
         dataset=row.dataset,
@@ -248,7 +266,7 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
         label=row.label,
         metrics=metrics | {"seeds": float(line["seeds"])},
         shown=shown | {"seeds": str(line["seeds"])},
-        note=f"{note}{text} (mean ± half of the 95 % interval over {seeds})",
+        note=f"{private}; {text} ({seeds})",
         cells=[runs[cell.key] for cell in cells],
     )
 
@@ -310,7 +328,8 @@ def write_summary(
         mine = [row for row in rows if row.dataset == dataset]
         page = folder / f"{dataset}.html"
         with replacing(page) as part:
-            text = _page(mine, f"{title} on {dataset}", _compared(table, dataset))
+            doubts = table.attrs.get("doubts", {}).get(dataset, [])
+            text = _page(mine, f"{title} on {dataset}", _compared(table, dataset), doubts)
             part.write_text(text if library is None else linked(text, page, library), encoding="utf-8")
         written.append(page)
     return written
@@ -323,7 +342,7 @@ def _compared(table: pd.DataFrame, dataset: str) -> pd.DataFrame | None:
     return lines if len(lines) or lines.attrs["remarks"] else None
 
 
-def _page(rows: Sequence[Row], title: str, compared: pd.DataFrame | None) -> str:
+def _page(rows: Sequence[Row], title: str, compared: pd.DataFrame | None, remarks: Sequence[str]) -> str:
     documents = {row.label: averaged(row.algorithm, row.metrics) for row in rows}
     counts = sorted({len(row.metrics) for row in rows})
     seeds = " or ".join(map(str, counts))
@@ -335,6 +354,7 @@ def _page(rows: Sequence[Row], title: str, compared: pd.DataFrame | None) -> str
         {row.label: row.settings for row in rows},
         {"runs": sum(len(row.metrics) for row in rows)},
         pd.DataFrame(columns=["grouping", "group"]),
+        remarks,
         compared=compared,
     )
 
@@ -343,7 +363,8 @@ def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
     """The means over seeds in the shape of one run's document, and their number as `seeds`, the baseline's too.
 
     Intervals are over seeds; one seed has none, and keeps its run's own over test records.
-    `diverged` is the number of seeds whose baseline diverged, if any.
+    `diverged` is the number of seeds whose baseline diverged, if any; `lost` of those whose own model did, and
+    `guessed` of those whose baseline has learnt nothing, where it is some seeds and not all.
     """
     kept = settled(algorithm, documents)
     seen = over_seeds(kept)
@@ -357,7 +378,19 @@ def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
     converged = len(kept) if algorithm == BASELINE else sum("baseline" in document for document in kept.values())
     if "baseline" in page:
         page["baseline"]["seeds"] = converged
-    return page | ({"diverged": len(documents) - converged} if converged < len(documents) else {})
+    page |= {"diverged": len(documents) - converged} if converged < len(documents) else {}
+    return page | {name: count for name, count in _in_some(algorithm, kept).items() if 0 < count < len(kept)}
+
+
+def _in_some(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
+    """In how many seeds a private model diverged, and in how many its baseline guessed; a mean does not show it."""
+    task = kind_of(next(iter(documents.values())))
+    baselines = [one["baseline"] for one in documents.values() if one.get("baseline")]
+    guessed = sum(task.guessing(baseline) is not None for baseline in baselines)
+    return {
+        "lost": 0 if algorithm == BASELINE else sum(map(task.diverged, documents.values())),
+        "guessed": guessed if any(map(task.measures, baselines)) else 0,
+    }
 
 
 def _intervals(figures: Mapping[str, Any], main: str) -> dict[str, Any]:

@@ -7,15 +7,16 @@ its seeds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage, Metric, Param, RunTag
+from mlflow.entities import LifecycleStage, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
 from mlflow.utils.time import get_current_time_millis
 from mlflow.utils.validation import MAX_PARAMS_TAGS_PER_BATCH
 from sqlalchemy.exc import SQLAlchemyError
@@ -30,8 +31,7 @@ OF_A_SEED = ("seed", "resume", "resolved.")
 """How parameters begin in which the seeds of a row may differ."""
 
 PROJECT = "project"
-"""The tag of a cell's run that names its project's folder."""
-
+"""The tag of a sweep's runs that names its project's folder."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +56,17 @@ class Means:
     cells: Sequence[str]
 
 
-def runs_of(label: str, project: Path, store: str, experiment: str, status: str) -> list[Any]:
+def runs_of(label: str, project: Path, store: str, experiment: str, status: str) -> list[Run]:
     """This project's runs with this `run_label` and status, the newest first; one without the tag `project` is its own.
 
     Projects that share an experiment and a grid have cells of the same labels.
     """
     wanted = f"tags.run_label = '{label}' and attributes.status = '{status}'"
-    found = MlflowClient(store).search_runs([experiment], wanted)
-    return [run for run in found if run.data.tags.get(PROJECT, str(project)) == str(project)]
+    return _of(project, MlflowClient(store).search_runs([experiment], wanted))
+
+
+def _of(project: Path, runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if run.data.tags.get(PROJECT, str(project)) == str(project)]
 
 
 def close(label: str, project: Path, store: str, experiment: str) -> None:
@@ -72,47 +75,88 @@ def close(label: str, project: Path, store: str, experiment: str) -> None:
         MlflowClient(store).set_terminated(run.info.run_id, "KILLED")
 
 
-def summarise(sweep: str, rows: Sequence[Means], pages: Mapping[str, Path], store: str, experiment: str) -> None:
+def summarise(
+    sweep: str, rows: Sequence[Means], pages: Mapping[str, Path], project: Path, store: str, experiment: str
+) -> None:
     """Write the runs of a sweep's rows and data sets; called again, they are brought up to date.
 
     A store that fails meanwhile loses nothing: the next call of the sweep writes them. `pages`: of each data set.
     """
     try:
-        _summarise(sweep, rows, pages, MlflowClient(store), experiment)
+        _Summary(sweep, project, MlflowClient(store), experiment).write(rows, pages)
     except (MlflowException, SQLAlchemyError, OSError) as error:  # a full disk is an OSError
         said = first_line(error)
         logger.warning("MLflow has no means of this sweep (%s): call it again once the store answers.", said)
 
 
-def _summarise(
-    sweep: str, rows: Sequence[Means], pages: Mapping[str, Path], mlflow: MlflowClient, experiment: str
-) -> None:
-    def run(kind: str, name: str, key: str, tags: Mapping[str, str]) -> str:
-        own = {SUMMARY: kind, "sweep": sweep, "summary_of": key}
-        wanted = " and ".join(f"tags.{tag} = '{value}'" for tag, value in own.items())
-        found = mlflow.search_runs([experiment], wanted, max_results=1)
-        if not found:
-            return mlflow.create_run(experiment, tags={**own, **tags}, run_name=name).info.run_id
-        mlflow.log_batch(found[0].info.run_id, tags=[RunTag(*tag) for tag in tags.items()])
-        return found[0].info.run_id
+@dataclass(frozen=True)
+class _Summary:
+    """The runs of means of one project's sweep."""
 
-    for dataset, page in pages.items():
-        mine = [row for row in rows if row.dataset == dataset]
-        note = {MLFLOW_RUN_NOTE: "\n\n".join(f"**{row.label}** {row.note}" for row in mine)}
-        above = run("dataset", f"{dataset}, {sweep}", dataset, {"dataset": dataset, **note})
-        mlflow.log_text(above, whole(page.read_text(encoding="utf-8")), page.name)
-        for row in mine:
-            own = {"dataset": dataset, "algorithm": row.algorithm, "row": row.label, MLFLOW_RUN_NOTE: row.note}
-            tags = {**own, **row.shown}
-            means = run("seeds", f"{row.label} {dataset} mean", row.key, tags | {MLFLOW_PARENT_RUN_ID: above})
-            now = get_current_time_millis()
-            mlflow.log_batch(means, metrics=[Metric(name, value, now, 0) for name, value in row.metrics.items()])
-            settings = mlflow.get_run(row.cells[0]).data.params
-            shared = [Param(*of) for of in settings.items() if not of[0].startswith(OF_A_SEED)]
-            for start in range(0, len(shared), MAX_PARAMS_TAGS_PER_BATCH):
-                mlflow.log_batch(means, params=shared[start : start + MAX_PARAMS_TAGS_PER_BATCH])
-            for cell in row.cells:
-                if mlflow.get_run(cell).info.lifecycle_stage == LifecycleStage.ACTIVE:  # MLflow refuses a deleted one
-                    mlflow.set_tag(cell, MLFLOW_PARENT_RUN_ID, means)
-            mlflow.set_terminated(means)
-        mlflow.set_terminated(above)
+    sweep: str
+    project: Path
+    mlflow: MlflowClient
+    experiment: str
+
+    def write(self, rows: Sequence[Means], pages: Mapping[str, Path]) -> None:
+        for dataset, page in pages.items():
+            mine = [row for row in rows if row.dataset == dataset]
+            note = {MLFLOW_RUN_NOTE: "\n\n".join(f"**{row.label}** {row.note}" for row in mine)}
+            above = self._run("dataset", f"{dataset}, {self.sweep}", dataset, {"dataset": dataset, **note})
+            self.mlflow.log_text(above, whole(page.read_text(encoding="utf-8")), page.name)
+            for row in mine:
+                self._write_row(row, above)
+            self.mlflow.set_terminated(above)
+
+    def _write_row(self, row: Means, above: str) -> None:
+        runs = self._runs(row.cells)
+        tags = {"dataset": row.dataset, "algorithm": row.algorithm, "row": row.label, MLFLOW_RUN_NOTE: row.note}
+        tags |= {**row.shown, MLFLOW_PARENT_RUN_ID: above}
+        settings = runs[0].data.params if runs else {}
+        settings = {name: value for name, value in settings.items() if not name.startswith(OF_A_SEED)}
+        name = f"{row.label} {row.dataset} mean"
+        means = self._run("seeds", name, row.key, tags, metrics=row.metrics, params=settings)
+        now, params = get_current_time_millis(), [Param(*of) for of in settings.items()]
+        self.mlflow.log_batch(means, metrics=[Metric(name, value, now, 0) for name, value in row.metrics.items()])
+        for start in range(0, len(params), MAX_PARAMS_TAGS_PER_BATCH):
+            self.mlflow.log_batch(means, params=params[start : start + MAX_PARAMS_TAGS_PER_BATCH])
+        for run in runs:
+            if run.info.lifecycle_stage == LifecycleStage.ACTIVE:  # MLflow refuses a deleted one
+                self.mlflow.set_tag(run.info.run_id, MLFLOW_PARENT_RUN_ID, means)
+        self.mlflow.set_terminated(means)
+
+    def _run(
+        self,
+        kind: str,
+        name: str,
+        key: str,
+        tags: Mapping[str, str],
+        metrics: Mapping[str, float] = MappingProxyType({}),
+        params: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
+        """The id of the run for these means, with these tags; what it has beside them is an earlier call's.
+
+        MLflow forgets no metric and changes no parameter. So a run that has others than these is deleted, and begun
+        anew: means over two seeds have intervals, those over one have none.
+        """
+        own = {SUMMARY: kind, "sweep": self.sweep, "summary_of": key}
+        wanted = " and ".join(f"tags.{tag} = '{value}'" for tag, value in own.items())
+        tags = {**own, **tags, PROJECT: str(self.project), MLFLOW_RUN_NAME: name}
+        for run in _of(self.project, self.mlflow.search_runs([self.experiment], wanted)):
+            known = run.data
+            if known.metrics.keys() <= metrics.keys() and known.params.items() <= params.items():
+                self.mlflow.log_batch(run.info.run_id, tags=[RunTag(*tag) for tag in tags.items()])
+                return run.info.run_id
+            self.mlflow.delete_run(run.info.run_id)
+        return self.mlflow.create_run(self.experiment, tags=tags, run_name=name).info.run_id
+
+    def _runs(self, ids: Sequence[str]) -> list[Run]:
+        """Those of the seeds' runs that MLflow still has: `mlflow gc` removes deleted ones for good."""
+        found = []
+        for run_id in ids:
+            try:
+                found.append(self.mlflow.get_run(run_id))
+            except MlflowException as error:
+                if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                    raise
+        return found

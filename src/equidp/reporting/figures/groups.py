@@ -92,7 +92,7 @@ def _grouped_bars(
         _colour_map(chart, rows, column)
     else:
         for look, of in rows.items():
-            hover, values = [f"{count} test records" for count in of["count"]], gaps(of[column])
+            hover, values = [f"{count:,.0f} test records" for count in of["count"]], gaps(of[column])
             chart.add_trace(bars(look, of["group"], values, _reach(values, list(of["ends"])), hovertext=hover))
         chart.update_layout(barmode="group")
         _room_for_sure(chart, rows.values(), column)

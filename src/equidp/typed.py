@@ -1,0 +1,23 @@
+"""Settings of `--params` that are taken as typed, whatever YAML would make of them. Kept light: `kedro` imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+TEXTS = ("dataset", "run_label", "algorithm", "data.key", "data.id", "data.source", "data.split_by", "privacy.unit")
+"""Settings of `--params` that are taken as typed: as numbers `01` and `1`, or `4e999` and `7e999`, would be one."""
+
+BELOW = ("report.tags.", "data.options.")
+"""And those that begin so, where a number would be written otherwise: the column `010` is not 10."""
+
+
+def keep_as_typed(settings: Mapping[str, str], params: dict[str, Any]) -> None:
+    """Undo what YAML made of texts in `--params`: `settings` by dotted name as typed, `params` nested."""
+    for name, value in settings.items():
+        if name in TEXTS or name.startswith(BELOW):
+            *above, last = name.split(".")
+            block = reduce(dict.__getitem__, above, params)
+            kept = name in TEXTS or (type(block[last]) in (int, float) and str(block[last]) != value)
+            block[last] = value if kept else block[last]
