@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from equidp.errors import EquidpError
+from equidp.gradients import engine
+from equidp.gradients.engine import LOOKS_APART
 from equidp.mechanism.trainer import Trainer
 from equidp.training import make_private, spent
 
@@ -378,3 +380,71 @@ def test_what_a_look_at_losses_or_errors_sets_is_found(name: str, average: float
     )  # fmt: skip
     with pytest.raises(EquidpError, match="'largest' of the model or its loss changes"):
         trainer.train(progress=False)
+
+
+class Fair(nn.Module):
+    """A loss with a penalty over the batch, whose weight may begin at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = 0.0
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return LOSS(outputs, labels) + self.weight * (outputs.softmax(1)[:, 1].mean() - 0.5).square()
+
+
+def test_a_penalty_over_the_batch_that_begins_later_is_found() -> None:
+    """One record more moved the sum by five times what was declared, as it moved all others' gradients."""
+    fair = Fair()
+    trainer = trainer_of(fair, epochs=40)
+    trainer.run_steps(10)
+    fair.weight = 50.0
+    with pytest.raises(EquidpError, match="mixes records"):
+        trainer.run_steps(LOOKS_APART)
+
+
+def hardest(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The losses of the hardest third, where there are more than 40."""
+    losses = LOSS(outputs, labels)
+    if len(losses) <= 40:
+        return losses
+    return losses * (losses >= losses.detach().topk(len(losses) // 3).values[-1])
+
+
+def test_a_choice_among_more_records_than_are_tried_is_found() -> None:
+    trainer = trainer_of(hardest)
+    with pytest.raises(EquidpError, match="mixes records"):
+        trainer.run_steps(1)
+    trainer_of(hardest, batch_size=20).run_steps(3)  # there it chooses nobody
+
+
+class Unseen(nn.Module):
+    """Keeps a mean of the records past autograd, from its hundredth pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.passes = nn.Linear(4, 2), 0
+        self.register_buffer("mean", torch.zeros(4))
+        self.mean: Tensor
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes > 100:
+            self.mean.data.lerp_(features.mean(0), 0.1)
+        return self.line(features)
+
+
+def test_what_a_model_learns_past_autograd_is_found_when_it_is_looked_at_again() -> None:
+    trainer = trainer_of(model=Unseen(), epochs=40)
+    with pytest.raises(EquidpError, match=r"'mean' of the model or its loss changes"):
+        trainer.run_steps(100 + LOOKS_APART)
+    assert trainer.steps_done > 1
+
+
+def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[int]()
+    monkeypatch.setattr(engine, "look_again", lambda passes, features, labels: looks.append(len(features)))
+    trainer_of().run_steps(5)
+    assert not looks
+    trainer_of(lambda outputs, labels: LOSS(outputs, labels)).run_steps(9)
+    assert len(looks) == 4  # in the first pass, the second, the fourth and the eighth

@@ -73,6 +73,23 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
     return len(features) if len(two) == RECORDS else 1
 
 
+def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
+    """Look once more, at a whole batch of at least two: by three passes, each half beside the other and beside itself.
+
+    A model or a loss of others may do what it did not when it was tried: weigh in a penalty over the batch whose weight
+    began at 0, choose among more records than were tried, or write into its buffers past autograd (`.data`).
+
+    Raises:
+        EquidpError: as `probe`.
+    """
+    devices = [passes.device] if passes.device.type == "cuda" else []
+    with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
+        before = _kept_now(passes)
+        seed, apart = torch.random.initial_seed(), len(features) // 2
+        _compare_beside(passes, features.clone(), labels.clone(), seed, apart)
+        _compare_kept(passes, before)
+
+
 def _first_two(features: Tensor, labels: Tensor) -> list[int]:
     """The first record and the next one with other features, as mixing does not show between equals; else one.
 

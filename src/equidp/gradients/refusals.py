@@ -140,6 +140,13 @@ def refuse_trained_loss(model: nn.Module, loss: object) -> None:
         )
 
 
+def of_others(model: nn.Module, loss: object) -> bool:
+    """Whether a layer or the loss is neither torch's nor of this package."""
+    ours = {"torch", __package__.partition(".")[0]}
+    # an object's, or a function's own
+    return any(str(getattr(one, "__module__", "")).partition(".")[0] not in ours for one in (*model.modules(), loss))
+
+
 def _layer_of(loss: object) -> nn.Module | None:
     """The loss where it is a module, or the one within this package's losses of a loss."""
     while not isinstance(loss, nn.Module):
