@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import pickle
 import sys
 import threading
@@ -112,6 +113,54 @@ def test_a_loss_that_learns_of_the_records_is_found_out_when_it_begins(asked: di
     with pytest.raises(EquidpError, match=r"'loss\.seen' of the model or its loss changes"):
         trainer.run_steps(trainer.plan.steps)
     assert trainer.steps_done > 1
+
+
+class Holder:
+    """An object whose method is the loss."""
+
+    def __init__(self, criterion: nn.Module) -> None:
+        self.criterion = criterion
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.criterion(outputs, labels)
+
+    __call__ = loss
+
+
+def within_a_function(criterion: nn.Module) -> Any:
+    def called(outputs: Tensor, labels: Tensor) -> Tensor:
+        return criterion(outputs, labels)
+
+    return lambda outputs, labels: called(outputs, labels)
+
+
+WRAPPED: list[Callable[[nn.Module], Any]] = [
+    within_a_function,
+    functools.partial,
+    lambda criterion: criterion.forward,
+    Holder,
+    lambda criterion: Holder(criterion).loss,
+]
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_a_loss_within_a_function_or_an_object_is_looked_at_too(wrapped: Callable[[nn.Module], Any]) -> None:
+    trainer = trainer_of(wrapped(Counting()), epochs=40)
+    with pytest.raises(EquidpError, match=r"'loss\.seen' of the model or its loss changes"):
+        trainer.run_steps(trainer.plan.steps)
+    with pytest.raises(EquidpError, match=r"parameters of its own \(temperature\)"):
+        trainer_of(wrapped(Tempered()))
+
+
+def test_a_loss_may_name_the_model_and_what_has_no_value_yet() -> None:
+    model = nn.Linear(4, 2)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return LOSS(outputs, labels) if model.training else later(outputs, labels)
+
+    trainer_of(loss, model=model).run_steps(1)
+    later = LOSS
+    trainer_of(loss, model=model.requires_grad_(True)).run_steps(1)
 
 
 class Tempered(nn.Module):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -128,11 +132,14 @@ class Trained:
 
 def refuse_trained_loss(model: nn.Module, loss: object) -> None:
     """Refuse a loss with parameters that ask to be trained, as only the model's are."""
-    layer = _layer_of(loss)
-    if layer is None:
-        return
     models = set(map(id, model.parameters()))
-    own = [name for name, value in layer.named_parameters() if value.requires_grad and id(value) not in models]
+    layers = layers_of(loss)
+    own = [
+        name
+        for layer in layers
+        for name, value in layer.named_parameters()
+        if value.requires_grad and id(value) not in models
+    ]
     if own:
         raise EquidpError(
             f"The loss has parameters of its own ({', '.join(own[:SHOWN])}), and only the model's are trained: let the "
@@ -142,18 +149,42 @@ def refuse_trained_loss(model: nn.Module, loss: object) -> None:
 
 def of_others(model: nn.Module, loss: object) -> bool:
     """Whether a layer or the loss is neither torch's nor of this package."""
-    ours = {"torch", __package__.partition(".")[0]}
-    # an object's, or a function's own
-    return any(str(getattr(one, "__module__", "")).partition(".")[0] not in ours for one in (*model.modules(), loss))
+    return any(map(_of_others, (*model.modules(), loss)))
 
 
-def _layer_of(loss: object) -> nn.Module | None:
-    """The loss where it is a module, or the one within this package's losses of a loss."""
-    while not isinstance(loss, nn.Module):
-        if (within := getattr(loss, "loss", None)) is None or within is loss:
-            return None
-        loss = within
-    return loss
+def _of_others(one: object) -> bool:
+    # an object's module is its class's, a function has one of its own
+    package = str(getattr(one, "__module__", "")).partition(".")[0]
+    return package not in ("torch", __package__.partition(".")[0])
+
+
+def layers_of(loss: object) -> list[nn.Module]:
+    """The loss where it is a module; else the modules that it holds, or that a function refers to by name."""
+    found, seen, left = list[nn.Module](), set[int](), [loss]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, nn.Module):
+            found.append(one)
+        elif isinstance(one, functools.partial):
+            left += [one.func, *one.args, *one.keywords.values()]
+        elif inspect.ismethod(one):
+            left += [one.__self__, one.__func__, *getattr(one.__self__, "__dict__", {}).values()]
+        elif inspect.isfunction(one):
+            left += _named_in(one) if _of_others(one) else []
+        elif not isinstance(one, type | ModuleType) and callable(one):
+            left += getattr(one, "__dict__", {}).values()
+    return found
+
+
+def _named_in(function: FunctionType) -> list[object]:
+    try:
+        names = inspect.getclosurevars(function)
+    except ValueError:  # one of them has no value yet
+        return []
+    return [*names.nonlocals.values(), *names.globals.values()]
 
 
 START = torch.zeros((), requires_grad=True)
@@ -168,8 +199,8 @@ class Untrained:
 
     def __init__(self, model: nn.Module, loss: object = None) -> None:
         self._held: list[tuple[str, nn.Module, str]] = []
-        learns = _layer_of(loss)
-        for path, layer in (*model.named_modules(), *(() if learns is None else learns.named_modules(prefix="loss"))):
+        learn = chain.from_iterable(layer.named_modules(prefix="loss") for layer in layers_of(loss))
+        for path, layer in (*model.named_modules(), *learn):
             frozen = [key for key, value in layer.named_parameters(recurse=False) if not value.requires_grad]
             keys = [*frozen, *(key for key, _ in layer.named_buffers(recurse=False))]
             self._held += [(f"{path}.{key}" if path else key, layer, key) for key in keys]
