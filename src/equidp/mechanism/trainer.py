@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -111,7 +112,7 @@ class Trainer(Noising):
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
         self.segments = algorithm.schedule.segments(self.plan)
         refuse_vanishing(algorithm, self.plan, self.segments, self.engine.dimension)
-        self.steps_done, self.epochs_begun = 0, 0
+        self.steps_done, self.epochs_begun, self.process = 0, 0, os.getpid()
         self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
