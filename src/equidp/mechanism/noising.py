@@ -12,7 +12,7 @@ from torch import Tensor
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Segment
-from equidp.gradients.precision import refuse_around
+from equidp.gradients.precision import refuse_around, refuse_short_products
 from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
@@ -35,6 +35,8 @@ def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
     @wraps(steps)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:
         loop = cast(Noising, args[0])
+        if loop.algorithm.private:  # another library may have shortened them since
+            refuse_short_products(loop.population.device)
         loop.seed_unforeseen()
         try:
             return steps(*args, **kwargs)
