@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
 import pickle
 import sys
 import threading
@@ -497,3 +498,69 @@ def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.Monke
     assert not looks
     trainer_of(lambda outputs, labels: LOSS(outputs, labels)).run_steps(9)
     assert len(looks) == 4  # in the first pass, the second, the fourth and the eighth
+
+
+class Keeping(nn.Module):
+    """Keeps the largest number that it has seen, from its hundredth pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.passes = nn.Linear(4, 2), 0
+        self.register_buffer("largest", torch.zeros(()))
+        self.largest: Tensor
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes > 100:
+            self.largest.copy_(torch.maximum(self.largest, features.max()))
+        return self.line(features)
+
+
+def test_where_autograd_keeps_copies_nobody_would_see_what_a_model_keeps() -> None:
+    with torch.autograd.graph.save_on_cpu():
+        trainer_of().run_steps(2)  # it has nothing to keep it in
+        with pytest.raises(EquidpError, match=r"save_on_cpu.*leave it out"):
+            trainer_of(model=Keeping()).run_steps(1)
+
+
+def test_a_frozen_parameter_that_is_to_be_trained_halfway_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Tanh(), nn.Linear(4, 2))
+    trainer = trainer_of(model=model)
+    trainer.run_steps(2)
+    model.requires_grad_(True)
+    with pytest.raises(EquidpError, match=r"'0\.weight' was frozen.*freeze it again"):
+        trainer.run_steps(1)
+    model[0].requires_grad_(False)
+    trainer.run_steps(1)
+
+
+@pytest.mark.parametrize("shortened", [True, False])
+def test_what_torch_is_set_to_later_is_refused_before_a_step_is_charged(shortened: bool) -> None:
+    """Another library may set it; where sums have fewer digits than norms a sum exceeds what it was clipped to."""
+    trainer = trainer_of()
+    trainer.run_steps(1)
+    try:
+        if shortened:
+            torch.set_float32_matmul_precision("medium")
+        else:
+            torch.set_default_dtype(torch.bfloat16)
+        for take in (lambda: trainer.run_steps(1), lambda: trainer.train(progress=False)):
+            with pytest.raises(EquidpError, match="torch is set to"):
+                take()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.set_default_dtype(torch.float32)
+    assert charged(trainer) == 1
+    trainer.run_steps(1)
+
+
+def test_a_forked_copy_takes_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two children that differ in their rate drew one noise on other sums; the parent's ledger knew of none."""
+    trainer = trainer_of()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: trainer.process + 1)
+        for take in (lambda: trainer.run_steps(1), lambda: trainer.train(progress=False)):
+            with pytest.raises(EquidpError, match="forked from the one that made the trainer"):
+                take()
+    assert not trainer.ledger.events
+    trainer.run_steps(1)

@@ -100,12 +100,14 @@ class Trained:
             for key, value in layer.named_parameters(recurse=False)
             if value.requires_grad
         ]
+        self._frozen = [(name, value) for name, value in model.named_parameters() if not value.requires_grad]
 
     def layers(self) -> tuple[nn.Module, ...]:
         """The model's layers.
 
         Raises:
-            EquidpError: by name, for what is another one by now, or a parameter that is no float32 any more.
+            EquidpError: by name, for what is another one by now, a parameter that is no float32 any more, or a frozen
+                one that asks to be trained.
         """
         layers = tuple(self._model.modules())
         if len(layers) != len(self._layers) or not all(map(operator.is_, layers, self._layers)):
@@ -126,6 +128,13 @@ class Trained:
                 raise EquidpError(
                     f"Parameter {name!r} has become {str(value.dtype).removeprefix('torch.')}, and gradients are "
                     "summed and noised in float32: leave half() and double() until the training is over."
+                )
+        for name, value in self._frozen:
+            if value.requires_grad:
+                raise EquidpError(
+                    f"Parameter {name!r} was frozen when the model was made private, and asks to be trained by now, "
+                    "which it would not be: freeze it again (requires_grad_(False)), or make another trainer of the "
+                    "model; what leaves then has cost the ε of both."
                 )
         return layers
 
@@ -217,6 +226,8 @@ class Untrained:
         # between passes a model's owner may change it
         if _changed(self._kept) or list(map(id, before)) != list(map(id, self._before)):
             self._before, self._kept = before, _kept_together(before)
+            if self._kept is not None:
+                _refuse_unwatched()
         found = passes()
         self._refuse_replaced(before)
         if _changed(self._kept):  # some of them: autograd does not say which
@@ -241,6 +252,18 @@ def _kept_together(values: list[Tensor | None]) -> Tensor | None:
     known = [value.detach() for value in values if value is not None and not value.is_inference()]
     with torch.enable_grad():
         return _Kept.apply(START, *known) if known else None
+
+
+def _refuse_unwatched() -> None:
+    """Refuse where autograd keeps what hooks make of tensors, and so does not see them change."""
+    tried = torch.zeros(())
+    kept = _kept_together([tried])
+    tried.add_(1)
+    if not _changed(kept):
+        raise EquidpError(
+            "Inside torch.autograd.graph.save_on_cpu, or saved_tensors_hooks, nobody sees what a model keeps of the "
+            "records: leave it out; a smaller physical_batch_size takes less memory."
+        )
 
 
 def _changed(kept: Any) -> bool:
