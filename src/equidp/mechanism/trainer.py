@@ -92,7 +92,7 @@ class Trainer(Noising):
         make_optimizer = algorithm.optimizer_beside(self.descent)
         if algorithm.needs_public and not (public is not None and len(public.labels)):
             raise EquidpError(
-                f"{algorithm.name} needs public records besides the training part: set data.public_fraction above 0."
+                f"{algorithm.name} needs public records: give some as `public` (in a project data.public_fraction)."
             )
         population.refuse_other_groups(plan.groups)
         if algorithm.objective.by_class:
