@@ -564,3 +564,10 @@ def test_a_forked_copy_takes_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
                 take()
     assert not trainer.ledger.events
     trainer.run_steps(1)
+
+
+def test_a_model_that_is_spread_over_devices_by_torch_is_refused() -> None:
+    """DistributedDataParallel, too, was taken: nothing was exchanged, and ranks of one seed drew the same noise."""
+    model = nn.Sequential(nn.DataParallel(nn.Linear(4, 4)), nn.Linear(4, 2))
+    with pytest.raises(EquidpError, match=r"'0' is a DataParallel.*Give its `module`"):
+        trainer_of(model=model)

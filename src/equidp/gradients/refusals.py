@@ -47,6 +47,12 @@ def refuse_mixing(model: nn.Module) -> None:
         if isinstance(layer, BATCH_NORMS):
             refuse_batch_statistics([(name, layer)])
             continue
+        if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise EquidpError(
+                f"Layer {name or 'model'!r} is a {type(layer).__name__}, which exchanges gradients that are not taken "
+                "here: every process would train a model of its own, and of one seed with the same noise. Give its "
+                "`module`; several devices are for train_model (training.devices)."
+            )
         if isinstance(layer, torch.jit.ScriptModule):
             raise EquidpError(
                 f"Layer {name or 'model'!r} is TorchScript, which does not show its layers; give the model before "
