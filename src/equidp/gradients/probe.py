@@ -322,8 +322,9 @@ def _compare_sums(passes: BookKeeping, features: Tensor, ours: Tensor, expected:
                 )
             raise EquidpError(
                 f"The per-record gradients of parameter {names[parameter]!r} are not those of the loss. Let it be used "
-                "only by the layer that owns it, and let that layer be called by its name; let the loss of a record "
-                "depend on that record alone, and on no loss that was computed before."
+                "only by the layer that owns it, and let that layer be called by its name; give a layer that computes "
+                "another thing than its class of torch's a `forward` of its own; let the loss of a record depend on "
+                "that record alone, and on no loss that was computed before."
             )
 
 
