@@ -571,3 +571,22 @@ def test_a_model_that_is_spread_over_devices_by_torch_is_refused() -> None:
     model = nn.Sequential(nn.DataParallel(nn.Linear(4, 4)), nn.Linear(4, 2))
     with pytest.raises(EquidpError, match=r"'0' is a DataParallel.*Give its `module`"):
         trainer_of(model=model)
+
+
+def test_back_after_an_interrupted_step_the_noise_is_other_noise() -> None:
+    """Its sum had left with its noise: the same noise on another sum gave the difference of both, exact."""
+    trainer, seen = trainer_of(), list[Tensor]()
+    trainer.run_steps(2)
+    state = trainer.state_dict()
+
+    def broken(*_: object) -> None:
+        seen.append(torch.cat([parameter.grad.flatten() for parameter in trainer.engine.parameters]).clone())
+        raise RuntimeError
+
+    trainer.optimizer.step = broken  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            trainer.run_steps(1)
+        trainer.load_state_dict(state)
+    assert not torch.equal(*seen)  # the same sum, of the same batch
+    assert charged(trainer) == 4

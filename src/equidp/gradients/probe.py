@@ -66,7 +66,13 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
             raise spoiling("The model turns torch.autocast on in its own forward", "leave it out there")
         _compare_kept(passes, before)
         if not _found_sound(passes, features[two], labels[two], seed):
-            return 0
+            # their own gradients are not finite: others' may be
+            finite = _norms(passes, features, labels, seed).isfinite()
+            if not finite.any():
+                return 0
+            two = _first_two(features, labels, finite)
+            if not _found_sound(passes, features[two], labels[two], seed):
+                return 0
         with passes.parameters_at(_nearby(passes)):
             if _found_sound(passes, features[two], labels[two], seed) and len(two) == RECORDS:
                 _compare_several(passes, features, labels, seed)
@@ -90,7 +96,7 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
         _compare_kept(passes, before)
 
 
-def _first_two(features: Tensor, labels: Tensor) -> list[int]:
+def _first_two(features: Tensor, labels: Tensor, among: Tensor | None = None) -> list[int]:
     """The first record and the next one with other features, as mixing does not show between equals; else one.
 
     Of those that are finite, if any are: one that is not shows nothing, and, first in every batch, would hide all. And
@@ -99,6 +105,7 @@ def _first_two(features: Tensor, labels: Tensor) -> list[int]:
     """
     rows = features.unsqueeze(1).flatten(1)
     finite = rows.isfinite().all(1) & labels.isfinite().unsqueeze(1).flatten(1).all(1)
+    finite = finite if among is None else finite & among
     places = (finite if finite.any() else ~finite).nonzero().squeeze(1)
     places = places[(rows == rows[:, :1]).all(1)[places].byte().argsort(stable=True)]
     others = (rows[places] != rows[places[:1]]).any(1)
