@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
@@ -43,6 +43,9 @@ class Items(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         return FEATURES[i], int(LABELS[i])
+
+
+EVERY = Items()
 
 
 class Turned(Items):
@@ -195,6 +198,8 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
         ({"x": FEATURES, "y": LABELS}, 0, r"data are a dict, which gives no item .*: give \(features, labels\)"),
         ([], 0, "The dataset has no items"),
         ((FEATURES.numpy(), LABELS), 0, "features: give a tensor .*, no ndarray"),
+        (Subset(Subset(EVERY, [0, 1, 1]), [2, 1]), 0, r"Subset has items more than once.*unit="),
+        (ConcatDataset([EVERY, Subset(EVERY, [7])]), 0, "ConcatDataset has items more than once"),
         (DataLoader(Items()), 0, "give the dataset of the DataLoader, `loader.dataset`"),
         (Turned(), 0, "The dataset draws at random"),
     ],
@@ -232,6 +237,11 @@ def test_numbers_may_come_as_text() -> None:
     asked = {**ASKED, "learning_rate": "0.25", "delta": "1e-4"}
     trainer = make_private(network(), (FEATURES, LABELS), LOSS, **asked, seed=0)
     assert (trainer.learning_rate, trainer.plan.delta) == (0.25, 1e-4)
+
+
+def test_parts_of_a_dataset_are_taken_that_have_each_item_once() -> None:
+    halves = ConcatDataset([Subset(EVERY, range(150, 300)), Subset(ConcatDataset([EVERY, EVERY]), range(150))])
+    assert make_private(network(), halves, LOSS, **ASKED, seed=0).plan.records == 300
 
 
 def test_items_are_what_a_dataset_gives() -> None:

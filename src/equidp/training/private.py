@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from equidp.accounting.events import beyond
 from equidp.accounting.ledger import Ledger
@@ -138,7 +147,7 @@ def make_private(
         population=population,
         random=random_source(privacy, seed or 0, place),
         ledger=Ledger() if ledger is None else ledger,
-        learning_rate=chosen.learning_rate or training.learning_rate,
+        learning_rate=chosen.learning_rate or training.rate(plan.steps),
         optimizer=optimizer,
         physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size)[1],
         precision=precision,
@@ -259,6 +268,7 @@ def _examples(data: Data) -> Examples:
                 f"The data are a {type(data).__name__}, which gives no item by its number: give (features, labels), "
                 "two tensors, or a Dataset."
             )
+    _refuse_repeated(data)
     items = cast("Dataset[tuple[Tensor, Tensor]]", data)
     read = list(DataLoader(items, batch_size=READ_AT_ONCE, collate_fn=_joined))
     if not read:
@@ -276,6 +286,29 @@ def _examples(data: Data) -> Examples:
     features, labels = map(torch.cat, columns)
     # what are Python's numbers there are float64 now
     return Examples(features, labels.float() if labels.dtype == torch.float64 else labels)
+
+
+def _refuse_repeated(data: object) -> None:
+    """Refuse items that a dataset of torch's has more than once: all copies together would add so often the bound."""
+    if not isinstance(data, Subset | ConcatDataset):
+        return
+    if len({_source(data, item) for item in range(len(data))}) < len(data):
+        raise EquidpError(
+            f"The {type(data).__name__} has items more than once, and each row is protected alone: so often one record "
+            "would add its bound. Leave copies out, or give the rows of one record the same number, in "
+            "Examples(features, labels, unit=…)."
+        )
+
+
+def _source(data: Any, item: int) -> tuple[int, int]:
+    """The dataset that an item comes from in the end, and its number there."""
+    while isinstance(data, Subset | ConcatDataset):
+        if isinstance(data, Subset):
+            data, item = data.dataset, int(data.indices[item])
+        else:
+            part = bisect_right(data.cumulative_sizes, item)
+            data, item = data.datasets[part], item - (data.cumulative_sizes[part - 1] if part else 0)
+    return id(data), item
 
 
 def _joined(items: Sequence[Any]) -> tuple[Tensor, Tensor]:
