@@ -590,3 +590,9 @@ def test_back_after_an_interrupted_step_the_noise_is_other_noise() -> None:
         trainer.load_state_dict(state)
     assert not torch.equal(*seen)  # the same sum, of the same batch
     assert charged(trainer) == 4
+
+
+def test_a_layer_of_opacus_is_refused_by_what_to_give_instead() -> None:
+    kind = type("DPLSTM", (nn.Linear,), {"__module__": "opacus.layers.dp_rnn"})
+    with pytest.raises(EquidpError, match=r"'1' \(DPLSTM\) is one of Opacus's.*torch's own nn\.LSTM"):
+        trainer_of(model=nn.Sequential(nn.Linear(4, 4), kind(4, 2)))

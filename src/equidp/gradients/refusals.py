@@ -53,6 +53,12 @@ def refuse_mixing(model: nn.Module) -> None:
                 "here: every process would train a model of its own, and of one seed with the same noise. Give its "
                 "`module`; several devices are for train_model (training.devices)."
             )
+        if type(layer).__module__.partition(".")[0] == "opacus":
+            raise EquidpError(
+                f"Layer {name or 'model'!r} ({type(layer).__name__}) is one of Opacus's, whose hooks take gradients "
+                "their way: give the model without GradSampleModule, and torch's own nn.LSTM, nn.GRU and "
+                "nn.MultiheadAttention, which make_private rewrites."
+            )
         if isinstance(layer, torch.jit.ScriptModule):
             raise EquidpError(
                 f"Layer {name or 'model'!r} is TorchScript, which does not show its layers; give the model before "
