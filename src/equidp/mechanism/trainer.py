@@ -112,7 +112,7 @@ class Trainer(Noising):
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
         self.segments = algorithm.schedule.segments(self.plan)
         refuse_vanishing(algorithm, self.plan, self.segments, self.engine.dimension)
-        self.steps_done, self.epochs_begun, self.process, self._charged_before = 0, 0, os.getpid(), ledger.count
+        self.steps_done, self.epochs_begun, self.process = 0, 0, os.getpid()
         self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
@@ -423,7 +423,7 @@ class Trainer(Noising):
             )
         if self.recorded is not None:
             self.recorded.forget()
-        if self.random.repeatable and charged > self._charged_before:
+        if self.random.repeatable and self.has_begun:
             self.random.renew(-charged)  # a step since may have been seen: the same noise on other sums would cancel
         state = copy.deepcopy(dict(state))
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
