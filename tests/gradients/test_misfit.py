@@ -154,3 +154,13 @@ def test_texts_that_are_cut_to_the_longest_may_not_be_dropped_out() -> None:
     GradientEngine(Short(dropout=0.0), LOSS).norms(ids, LABELS)
     with pytest.raises(EquidpError, match=r"random numbers that the model draws.*Pad all records to one length"):
         GradientEngine(Short(dropout=0.5), LOSS).norms(ids, LABELS)
+
+
+def test_a_layer_that_changes_what_its_class_computes_is_told_of_its_forward() -> None:
+    class Centred(nn.Conv1d):
+        def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return super()._conv_forward(x, weight - weight.mean((1, 2), keepdim=True), bias)
+
+    engine = GradientEngine(nn.Sequential(Centred(2, 3, 2), nn.Flatten()), nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(EquidpError, match=r"'0\.weight' are not those of the loss.*a `forward` of its own"):
+        engine.norms(torch.randn(4, 2, 2), torch.arange(4) % 3)

@@ -443,3 +443,19 @@ def test_a_weight_that_a_hook_makes_of_others_is_refused_by_the_reason(hook: Cal
     engine = GradientEngine(nn.Sequential(hook(nn.Linear(6, 6)), nn.Linear(6, 3)), cross_entropy)
     with pytest.raises(EquidpError, match=r"Parameter '0\.weight_.* reaches the loss, but not by a call of the layer"):
         engine.norms(torch.randn(5, 6), torch.arange(5) % 3)
+
+
+def test_records_without_a_finite_gradient_hide_no_model_that_mixes_records() -> None:
+    """Sorted by class, say, they come first in every batch, and no model was ever tried."""
+
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    def broken(outputs: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(outputs, labels).where(labels > 0, torch.nan) * outputs[:, 0]
+
+    features = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    engine = GradientEngine(nn.Sequential(Centred(), nn.Linear(6, 3)), broken)
+    with pytest.raises(EquidpError, match="mixes records"):
+        engine.norms(features, (torch.arange(8) > 4).long())

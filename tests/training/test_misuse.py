@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import os
 import pickle
 import sys
 import threading
@@ -17,6 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from equidp.errors import EquidpError
+from equidp.gradients import engine
+from equidp.gradients.engine import LOOKS_APART
 from equidp.mechanism.trainer import Trainer
 from equidp.training import make_private, spent
 
@@ -110,6 +114,54 @@ def test_a_loss_that_learns_of_the_records_is_found_out_when_it_begins(asked: di
     with pytest.raises(EquidpError, match=r"'loss\.seen' of the model or its loss changes"):
         trainer.run_steps(trainer.plan.steps)
     assert trainer.steps_done > 1
+
+
+class Holder:
+    """An object whose method is the loss."""
+
+    def __init__(self, criterion: nn.Module) -> None:
+        self.criterion = criterion
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.criterion(outputs, labels)
+
+    __call__ = loss
+
+
+def within_a_function(criterion: nn.Module) -> Any:
+    def called(outputs: Tensor, labels: Tensor) -> Tensor:
+        return criterion(outputs, labels)
+
+    return lambda outputs, labels: called(outputs, labels)
+
+
+WRAPPED: list[Callable[[nn.Module], Any]] = [
+    within_a_function,
+    functools.partial,
+    lambda criterion: criterion.forward,
+    Holder,
+    lambda criterion: Holder(criterion).loss,
+]
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_a_loss_within_a_function_or_an_object_is_looked_at_too(wrapped: Callable[[nn.Module], Any]) -> None:
+    trainer = trainer_of(wrapped(Counting()), epochs=40)
+    with pytest.raises(EquidpError, match=r"'loss\.seen' of the model or its loss changes"):
+        trainer.run_steps(trainer.plan.steps)
+    with pytest.raises(EquidpError, match=r"parameters of its own \(temperature\)"):
+        trainer_of(wrapped(Tempered()))
+
+
+def test_a_loss_may_name_the_model_and_what_has_no_value_yet() -> None:
+    model = nn.Linear(4, 2)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return LOSS(outputs, labels) if model.training else later(outputs, labels)
+
+    trainer_of(loss, model=model).run_steps(1)
+    later = LOSS
+    trainer_of(loss, model=model.requires_grad_(True)).run_steps(1)
 
 
 class Tempered(nn.Module):
@@ -378,3 +430,169 @@ def test_what_a_look_at_losses_or_errors_sets_is_found(name: str, average: float
     )  # fmt: skip
     with pytest.raises(EquidpError, match="'largest' of the model or its loss changes"):
         trainer.train(progress=False)
+
+
+class Fair(nn.Module):
+    """A loss with a penalty over the batch, whose weight may begin at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = 0.0
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return LOSS(outputs, labels) + self.weight * (outputs.softmax(1)[:, 1].mean() - 0.5).square()
+
+
+def test_a_penalty_over_the_batch_that_begins_later_is_found() -> None:
+    """One record more moved the sum by five times what was declared, as it moved all others' gradients."""
+    fair = Fair()
+    trainer = trainer_of(fair, epochs=40)
+    trainer.run_steps(10)
+    fair.weight = 50.0
+    with pytest.raises(EquidpError, match="mixes records"):
+        trainer.run_steps(LOOKS_APART)
+
+
+def hardest(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The losses of the hardest third, where there are more than 40."""
+    losses = LOSS(outputs, labels)
+    if len(losses) <= 40:
+        return losses
+    return losses * (losses >= losses.detach().topk(len(losses) // 3).values[-1])
+
+
+def test_a_choice_among_more_records_than_are_tried_is_found() -> None:
+    trainer = trainer_of(hardest)
+    with pytest.raises(EquidpError, match="mixes records"):
+        trainer.run_steps(1)
+    trainer_of(hardest, batch_size=20).run_steps(3)  # there it chooses nobody
+
+
+class Unseen(nn.Module):
+    """Keeps a mean of the records past autograd, from its hundredth pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.passes = nn.Linear(4, 2), 0
+        self.register_buffer("mean", torch.zeros(4))
+        self.mean: Tensor
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes > 100:
+            self.mean.data.lerp_(features.mean(0), 0.1)
+        return self.line(features)
+
+
+def test_what_a_model_learns_past_autograd_is_found_when_it_is_looked_at_again() -> None:
+    trainer = trainer_of(model=Unseen(), epochs=40)
+    with pytest.raises(EquidpError, match=r"'mean' of the model or its loss changes"):
+        trainer.run_steps(100 + LOOKS_APART)
+    assert trainer.steps_done > 1
+
+
+def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[int]()
+    monkeypatch.setattr(engine, "look_again", lambda passes, features, labels: looks.append(len(features)))
+    trainer_of().run_steps(5)
+    assert not looks
+    trainer_of(lambda outputs, labels: LOSS(outputs, labels)).run_steps(9)
+    assert len(looks) == 4  # in the first pass, the second, the fourth and the eighth
+
+
+class Keeping(nn.Module):
+    """Keeps the largest number that it has seen, from its hundredth pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.passes = nn.Linear(4, 2), 0
+        self.register_buffer("largest", torch.zeros(()))
+        self.largest: Tensor
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes > 100:
+            self.largest.copy_(torch.maximum(self.largest, features.max()))
+        return self.line(features)
+
+
+def test_where_autograd_keeps_copies_nobody_would_see_what_a_model_keeps() -> None:
+    with torch.autograd.graph.save_on_cpu():
+        trainer_of().run_steps(2)  # it has nothing to keep it in
+        with pytest.raises(EquidpError, match=r"save_on_cpu.*leave it out"):
+            trainer_of(model=Keeping()).run_steps(1)
+
+
+def test_a_frozen_parameter_that_is_to_be_trained_halfway_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Tanh(), nn.Linear(4, 2))
+    trainer = trainer_of(model=model)
+    trainer.run_steps(2)
+    model.requires_grad_(True)
+    with pytest.raises(EquidpError, match=r"'0\.weight' was frozen.*freeze it again"):
+        trainer.run_steps(1)
+    model[0].requires_grad_(False)
+    trainer.run_steps(1)
+
+
+@pytest.mark.parametrize("shortened", [True, False])
+def test_what_torch_is_set_to_later_is_refused_before_a_step_is_charged(shortened: bool) -> None:
+    """Another library may set it; where sums have fewer digits than norms a sum exceeds what it was clipped to."""
+    trainer = trainer_of()
+    trainer.run_steps(1)
+    try:
+        if shortened:
+            torch.set_float32_matmul_precision("medium")
+        else:
+            torch.set_default_dtype(torch.bfloat16)
+        for take in (lambda: trainer.run_steps(1), lambda: trainer.train(progress=False)):
+            with pytest.raises(EquidpError, match="torch is set to"):
+                take()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.set_default_dtype(torch.float32)
+    assert charged(trainer) == 1
+    trainer.run_steps(1)
+
+
+def test_a_forked_copy_takes_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two children that differ in their rate drew one noise on other sums; the parent's ledger knew of none."""
+    trainer = trainer_of()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: trainer.process + 1)
+        for take in (lambda: trainer.run_steps(1), lambda: trainer.train(progress=False)):
+            with pytest.raises(EquidpError, match="forked from the one that made the trainer"):
+                take()
+    assert not trainer.ledger.events
+    trainer.run_steps(1)
+
+
+def test_a_model_that_is_spread_over_devices_by_torch_is_refused() -> None:
+    """DistributedDataParallel, too, was taken: nothing was exchanged, and ranks of one seed drew the same noise."""
+    model = nn.Sequential(nn.DataParallel(nn.Linear(4, 4)), nn.Linear(4, 2))
+    with pytest.raises(EquidpError, match=r"'0' is a DataParallel.*Give its `module`"):
+        trainer_of(model=model)
+
+
+def test_back_after_an_interrupted_step_the_noise_is_other_noise() -> None:
+    """Its sum had left with its noise: the same noise on another sum gave the difference of both, exact."""
+    trainer, seen = trainer_of(), list[Tensor]()
+    trainer.run_steps(2)
+    state = trainer.state_dict()
+
+    def broken(*_: object) -> None:
+        seen.append(torch.cat([parameter.grad.flatten() for parameter in trainer.engine.parameters]).clone())
+        raise RuntimeError
+
+    trainer.optimizer.step = broken  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            trainer.run_steps(1)
+        trainer.load_state_dict(state)
+    assert not torch.equal(*seen)  # the same sum, of the same batch
+    assert charged(trainer) == 4
+
+
+def test_a_layer_of_opacus_is_refused_by_what_to_give_instead() -> None:
+    kind = type("DPLSTM", (nn.Linear,), {"__module__": "opacus.layers.dp_rnn"})
+    with pytest.raises(EquidpError, match=r"'1' \(DPLSTM\) is one of Opacus's.*torch's own nn\.LSTM"):
+        trainer_of(model=nn.Sequential(nn.Linear(4, 4), kind(4, 2)))

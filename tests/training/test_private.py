@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
@@ -43,6 +43,9 @@ class Items(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         return FEATURES[i], int(LABELS[i])
+
+
+EVERY = Items()
 
 
 class Turned(Items):
@@ -144,7 +147,7 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
         ({"algorithm": "dpsgd_fair"}, "Unknown algorithm 'dpsgd_fair'"),
         ({"options": {"clip": 1}}, "'clip'. Did you mean 'clip_norm'"),
         ({"epsilon": 1.0}, "exactly one of privacy.epsilon and privacy.noise_multiplier"),
-        ({"algorithm": "sa_dpsgd"}, "needs public records"),
+        ({"algorithm": "sa_dpsgd"}, "needs public records: give some as `public`"),
         ({"algorithm": "sgd"}, "sgd is not private"),  # its ε would be 0
         ({"algorithm": "dpsgd_tanh"}, "dpsgd_tanh is for models of the registry"),
         ({"algorithm": "sa_dpsgd", "options": {"energy": "test"}}, "energy=test asks for test records"),
@@ -153,6 +156,10 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
             {"algorithm": algorithm_settings("dpsgd", {}).build(), "options": {"clip_norm": 9.0}},
             "is built already",
         ),
+        ({"algorithm": algorithm_settings("dpsgd", {})}, r"is no algorithm: give its name .*, or build one"),
+        ({"optimizer": torch.optim.Adam}, "optimizer is a name, or a Descent"),
+        ({"options": ["clip_norm"]}, "given as options is a list: give a dict"),
+        ({"ledger": []}, r"given as ledger is a list: give a Ledger, such as Ledger\(events\)"),
         ({"delta": 0.01}, "delta=0.01 is not below one over the 300 training records"),
         ({"optimizer": torch.optim.SGD(network().parameters())}, "set trainer.optimizer to one of torch's"),
         ({"algorithm": "dpsgd_f", "groups": GROUPS}, "The groups are a pair"),
@@ -183,6 +190,7 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
             0,
             r"features of the dataset's items differ in shape, such as \[4\] and \[3\]",
         ),
+        ([([1, 2, 3], 0), ([4, 5], 1)], 0, "and a label; one has a list as its features"),
         ([(FEATURES[0], 0)] * 1024 + [(FEATURES[0, :3], 1)], 0, r"such as \[4\] and \[3\]"),
         (zip(FEATURES, LABELS, strict=True), 0, r"data are a zip, which gives no item .*: give \(features, labels\)"),
         (pd.DataFrame(FEATURES.numpy()), 0, r"data are a DataFrame, which gives no item .*: give \(features, labels\)"),
@@ -190,6 +198,8 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
         ({"x": FEATURES, "y": LABELS}, 0, r"data are a dict, which gives no item .*: give \(features, labels\)"),
         ([], 0, "The dataset has no items"),
         ((FEATURES.numpy(), LABELS), 0, "features: give a tensor .*, no ndarray"),
+        (Subset(Subset(EVERY, [0, 1, 1]), [2, 1]), 0, r"Subset has items more than once.*unit="),
+        (ConcatDataset([EVERY, Subset(EVERY, [7])]), 0, "ConcatDataset has items more than once"),
         (DataLoader(Items()), 0, "give the dataset of the DataLoader, `loader.dataset`"),
         (Turned(), 0, "The dataset draws at random"),
     ],
@@ -209,6 +219,29 @@ def test_data_without_labels_are_refused(data: Any, classes: int, words: str) ->
 def test_classes_in_the_place_of_what_is_made_of_them_are_refused(model: Any, loss: Any, words: str) -> None:
     with pytest.raises(EquidpError, match=words):
         make_private(model, (FEATURES, LABELS), loss, **ASKED, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "words"),
+    [
+        (torch.relu, LOSS, r"given as model is a builtin.*: give a module of torch's, torch\.nn\.Module"),
+        (network(), None, "given as loss is a NoneType: give a module or a function of outputs and labels"),
+    ],
+)
+def test_other_kinds_in_the_place_of_model_and_loss_are_refused(model: Any, loss: Any, words: str) -> None:
+    with pytest.raises(EquidpError, match=words):
+        make_private(model, (FEATURES, LABELS), loss, **ASKED, seed=0)
+
+
+def test_numbers_may_come_as_text() -> None:
+    asked = {**ASKED, "learning_rate": "0.25", "delta": "1e-4"}
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **asked, seed=0)
+    assert (trainer.learning_rate, trainer.plan.delta) == (0.25, 1e-4)
+
+
+def test_parts_of_a_dataset_are_taken_that_have_each_item_once() -> None:
+    halves = ConcatDataset([Subset(EVERY, range(150, 300)), Subset(ConcatDataset([EVERY, EVERY]), range(150))])
+    assert make_private(network(), halves, LOSS, **ASKED, seed=0).plan.records == 300
 
 
 def test_items_are_what_a_dataset_gives() -> None:

@@ -34,6 +34,11 @@ class Ledger:
         return tuple(self._events)
 
     @property
+    def count(self) -> int:
+        """How many releases were charged so far."""
+        return sum(event.count for event in self.events)
+
+    @property
     def done(self) -> tuple[Event, ...]:
         """What was charged for steps that will not be repeated; a durable ledger may hold charges ahead of these."""
         return tuple(self._events)

@@ -16,10 +16,13 @@ from equidp.gradients.bookkeeping import Asked, BookKeeping, Precision
 from equidp.gradients.losses import Loss
 from equidp.gradients.misfit import FAILURES, raise_told
 from equidp.gradients.precision import refuse_around, refuse_short_products
-from equidp.gradients.probe import SEVERAL, probe
+from equidp.gradients.probe import SEVERAL, look_again, probe
 from equidp.gradients.recording import Recorder, Recordings
-from equidp.gradients.refusals import Trained
+from equidp.gradients.refusals import Trained, of_others
 from equidp.gradients.shape import FixedRows, padded
+
+LOOKS_APART = 64
+"""Passes between two looks at a model or a loss of others, at most; at first they follow one another more closely."""
 
 
 class GradientEngine:
@@ -59,6 +62,8 @@ class GradientEngine:
         self.record_passes(new_recorder)
         self._probed_in: tuple[bool, ...] = ()  # the modes of the model's layers
         self._tried = 0  # records of the largest batch that was tried in them
+        self._others = of_others(model, loss)
+        self._until_look, self._looks_apart = 1, 1  # in passes
         self._gradient: Tensor | None = None
         self._held: list[Tensor] = []  # its parts, one a parameter
 
@@ -69,6 +74,7 @@ class GradientEngine:
 
     def record_passes(self, new_recorder: Callable[[], Recorder] | None) -> None:
         """Replay passes from here on; with None compute them afresh."""
+        self._afresh = new_recorder is None
         work = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
         self._asked = work if self.rows is None else FixedRows(work, self.rows)
 
@@ -107,7 +113,9 @@ class GradientEngine:
             raise_told(error, self.passes, features, labels)
 
     def try_out(self, features: Tensor, labels: Tensor) -> None:
-        """Before a model is first used on private records: is each one's gradient its own? The last batch is forgotten.
+        """Before a model is used on private records: is each one's gradient its own? The last batch is forgotten then.
+
+        All are tried in the first batch. A model or a loss of others is looked at again from time to time.
 
         Raises:
             EquidpError: as `norms`.
@@ -123,14 +131,28 @@ class GradientEngine:
         if modes != self._probed_in:
             self._tried = 0
         # again where there are twice as many: what happens among many does not show among few
-        if len(features) and min(len(features), SEVERAL) >= 2 * self._tried:
-            refuse_short_products(self.device)
-            try:
-                with torch.enable_grad():
+        fresh = len(features) and min(len(features), SEVERAL) >= 2 * self._tried
+        # of replayed passes no model's code runs again
+        look = self._others and self._afresh and len(features) > 1 and self._is_time_to_look()
+        if not (fresh or look):
+            return
+        try:
+            with torch.enable_grad():
+                if fresh:
+                    refuse_short_products(self.device)
                     self._probed_in, self._tried = modes, probe(self.passes, features, labels)
-            except FAILURES as error:
-                raise_told(error, self.passes, features, labels)
-            self.passes.clear()
+                if look:
+                    look_again(self.passes, features, labels)
+        except FAILURES as error:
+            raise_told(error, self.passes, features, labels)
+        self.passes.clear()
+
+    def _is_time_to_look(self) -> bool:
+        self._until_look -= 1
+        if self._until_look:
+            return False
+        self._until_look, self._looks_apart = self._looks_apart, min(2 * self._looks_apart, LOOKS_APART)
+        return True
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[d]` float32: Σ w_i g_i for the records (units) of the last `norms` call.

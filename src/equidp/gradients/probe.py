@@ -66,14 +66,37 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
             raise spoiling("The model turns torch.autocast on in its own forward", "leave it out there")
         _compare_kept(passes, before)
         if not _found_sound(passes, features[two], labels[two], seed):
-            return 0
+            # their own gradients are not finite: others' may be
+            finite = _norms(passes, features, labels, seed).isfinite()
+            if not finite.any():
+                return 0
+            two = _first_two(features, labels, finite)
+            if not _found_sound(passes, features[two], labels[two], seed):
+                return 0
         with passes.parameters_at(_nearby(passes)):
             if _found_sound(passes, features[two], labels[two], seed) and len(two) == RECORDS:
                 _compare_several(passes, features, labels, seed)
     return len(features) if len(two) == RECORDS else 1
 
 
-def _first_two(features: Tensor, labels: Tensor) -> list[int]:
+def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
+    """Look once more, at a whole batch of at least two: by three passes, each half beside the other and beside itself.
+
+    A model or a loss of others may do what it did not when it was tried: weigh in a penalty over the batch whose weight
+    began at 0, choose among more records than were tried, or write into its buffers past autograd (`.data`).
+
+    Raises:
+        EquidpError: as `probe`.
+    """
+    devices = [passes.device] if passes.device.type == "cuda" else []
+    with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
+        before = _kept_now(passes)
+        seed, apart = torch.random.initial_seed(), len(features) // 2
+        _compare_beside(passes, features.clone(), labels.clone(), seed, apart)
+        _compare_kept(passes, before)
+
+
+def _first_two(features: Tensor, labels: Tensor, among: Tensor | None = None) -> list[int]:
     """The first record and the next one with other features, as mixing does not show between equals; else one.
 
     Of those that are finite, if any are: one that is not shows nothing, and, first in every batch, would hide all. And
@@ -82,6 +105,7 @@ def _first_two(features: Tensor, labels: Tensor) -> list[int]:
     """
     rows = features.unsqueeze(1).flatten(1)
     finite = rows.isfinite().all(1) & labels.isfinite().unsqueeze(1).flatten(1).all(1)
+    finite = finite if among is None else finite & among
     places = (finite if finite.any() else ~finite).nonzero().squeeze(1)
     places = places[(rows == rows[:, :1]).all(1)[places].byte().argsort(stable=True)]
     others = (rows[places] != rows[places[:1]]).any(1)
@@ -305,8 +329,9 @@ def _compare_sums(passes: BookKeeping, features: Tensor, ours: Tensor, expected:
                 )
             raise EquidpError(
                 f"The per-record gradients of parameter {names[parameter]!r} are not those of the loss. Let it be used "
-                "only by the layer that owns it, and let that layer be called by its name; let the loss of a record "
-                "depend on that record alone, and on no loss that was computed before."
+                "only by the layer that owns it, and let that layer be called by its name; give a layer that computes "
+                "another thing than its class of torch's a `forward` of its own; let the loss of a record depend on "
+                "that record alone, and on no loss that was computed before."
             )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +47,18 @@ def refuse_mixing(model: nn.Module) -> None:
         if isinstance(layer, BATCH_NORMS):
             refuse_batch_statistics([(name, layer)])
             continue
+        if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise EquidpError(
+                f"Layer {name or 'model'!r} is a {type(layer).__name__}, which exchanges gradients that are not taken "
+                "here: every process would train a model of its own, and of one seed with the same noise. Give its "
+                "`module`; several devices are for train_model (training.devices)."
+            )
+        if type(layer).__module__.partition(".")[0] == "opacus":
+            raise EquidpError(
+                f"Layer {name or 'model'!r} ({type(layer).__name__}) is one of Opacus's, whose hooks take gradients "
+                "their way: give the model without GradSampleModule, and torch's own nn.LSTM, nn.GRU and "
+                "nn.MultiheadAttention, which make_private rewrites."
+            )
         if isinstance(layer, torch.jit.ScriptModule):
             raise EquidpError(
                 f"Layer {name or 'model'!r} is TorchScript, which does not show its layers; give the model before "
@@ -96,12 +112,14 @@ class Trained:
             for key, value in layer.named_parameters(recurse=False)
             if value.requires_grad
         ]
+        self._frozen = [(name, value) for name, value in model.named_parameters() if not value.requires_grad]
 
     def layers(self) -> tuple[nn.Module, ...]:
         """The model's layers.
 
         Raises:
-            EquidpError: by name, for what is another one by now, or a parameter that is no float32 any more.
+            EquidpError: by name, for what is another one by now, a parameter that is no float32 any more, or a frozen
+                one that asks to be trained.
         """
         layers = tuple(self._model.modules())
         if len(layers) != len(self._layers) or not all(map(operator.is_, layers, self._layers)):
@@ -123,16 +141,26 @@ class Trained:
                     f"Parameter {name!r} has become {str(value.dtype).removeprefix('torch.')}, and gradients are "
                     "summed and noised in float32: leave half() and double() until the training is over."
                 )
+        for name, value in self._frozen:
+            if value.requires_grad:
+                raise EquidpError(
+                    f"Parameter {name!r} was frozen when the model was made private, and asks to be trained by now, "
+                    "which it would not be: freeze it again (requires_grad_(False)), or make another trainer of the "
+                    "model; what leaves then has cost the ε of both."
+                )
         return layers
 
 
 def refuse_trained_loss(model: nn.Module, loss: object) -> None:
     """Refuse a loss with parameters that ask to be trained, as only the model's are."""
-    layer = _layer_of(loss)
-    if layer is None:
-        return
     models = set(map(id, model.parameters()))
-    own = [name for name, value in layer.named_parameters() if value.requires_grad and id(value) not in models]
+    layers = layers_of(loss)
+    own = [
+        name
+        for layer in layers
+        for name, value in layer.named_parameters()
+        if value.requires_grad and id(value) not in models
+    ]
     if own:
         raise EquidpError(
             f"The loss has parameters of its own ({', '.join(own[:SHOWN])}), and only the model's are trained: let the "
@@ -140,13 +168,44 @@ def refuse_trained_loss(model: nn.Module, loss: object) -> None:
         )
 
 
-def _layer_of(loss: object) -> nn.Module | None:
-    """The loss where it is a module, or the one within this package's losses of a loss."""
-    while not isinstance(loss, nn.Module):
-        if (within := getattr(loss, "loss", None)) is None or within is loss:
-            return None
-        loss = within
-    return loss
+def of_others(model: nn.Module, loss: object) -> bool:
+    """Whether a layer or the loss is neither torch's nor of this package."""
+    return any(map(_of_others, (*model.modules(), loss)))
+
+
+def _of_others(one: object) -> bool:
+    # an object's module is its class's, a function has one of its own
+    package = str(getattr(one, "__module__", "")).partition(".")[0]
+    return package not in ("torch", __package__.partition(".")[0])
+
+
+def layers_of(loss: object) -> list[nn.Module]:
+    """The loss where it is a module; else the modules that it holds, or that a function refers to by name."""
+    found, seen, left = list[nn.Module](), set[int](), [loss]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, nn.Module):
+            found.append(one)
+        elif isinstance(one, functools.partial):
+            left += [one.func, *one.args, *one.keywords.values()]
+        elif inspect.ismethod(one):
+            left += [one.__self__, one.__func__, *getattr(one.__self__, "__dict__", {}).values()]
+        elif inspect.isfunction(one):
+            left += _named_in(one) if _of_others(one) else []
+        elif not isinstance(one, type | ModuleType) and callable(one):
+            left += getattr(one, "__dict__", {}).values()
+    return found
+
+
+def _named_in(function: FunctionType) -> list[object]:
+    try:
+        names = inspect.getclosurevars(function)
+    except ValueError:  # one of them has no value yet
+        return []
+    return [*names.nonlocals.values(), *names.globals.values()]
 
 
 START = torch.zeros((), requires_grad=True)
@@ -161,8 +220,8 @@ class Untrained:
 
     def __init__(self, model: nn.Module, loss: object = None) -> None:
         self._held: list[tuple[str, nn.Module, str]] = []
-        learns = _layer_of(loss)
-        for path, layer in (*model.named_modules(), *(() if learns is None else learns.named_modules(prefix="loss"))):
+        learn = chain.from_iterable(layer.named_modules(prefix="loss") for layer in layers_of(loss))
+        for path, layer in (*model.named_modules(), *learn):
             frozen = [key for key, value in layer.named_parameters(recurse=False) if not value.requires_grad]
             keys = [*frozen, *(key for key, _ in layer.named_buffers(recurse=False))]
             self._held += [(f"{path}.{key}" if path else key, layer, key) for key in keys]
@@ -179,6 +238,8 @@ class Untrained:
         # between passes a model's owner may change it
         if _changed(self._kept) or list(map(id, before)) != list(map(id, self._before)):
             self._before, self._kept = before, _kept_together(before)
+            if self._kept is not None:
+                _refuse_unwatched()
         found = passes()
         self._refuse_replaced(before)
         if _changed(self._kept):  # some of them: autograd does not say which
@@ -203,6 +264,18 @@ def _kept_together(values: list[Tensor | None]) -> Tensor | None:
     known = [value.detach() for value in values if value is not None and not value.is_inference()]
     with torch.enable_grad():
         return _Kept.apply(START, *known) if known else None
+
+
+def _refuse_unwatched() -> None:
+    """Refuse where autograd keeps what hooks make of tensors, and so does not see them change."""
+    tried = torch.zeros(())
+    kept = _kept_together([tried])
+    tried.add_(1)
+    if not _changed(kept):
+        raise EquidpError(
+            "Inside torch.autograd.graph.save_on_cpu, or saved_tensors_hooks, nobody sees what a model keeps of the "
+            "records: leave it out; a smaller physical_batch_size takes less memory."
+        )
 
 
 def _changed(kept: Any) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Segment
-from equidp.gradients.precision import refuse_around
+from equidp.gradients.precision import refuse_around, refuse_short_products
 from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
@@ -35,6 +35,9 @@ def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
     @wraps(steps)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:
         loop = cast(Noising, args[0])
+        if loop.algorithm.private:  # another library may have shortened them since
+            refuse_short_products(loop.population.device)
+        loop.has_begun = True
         loop.seed_unforeseen()
         try:
             return steps(*args, **kwargs)
@@ -55,6 +58,8 @@ class Noising(Looking):
     _event: Callable[..., Event]
     _release_steps: range
     _side_noise: tuple[float, float] | None
+    has_begun: bool = False
+    """Whether it has begun to take steps, whose noise may have been seen."""
 
     def seed_unforeseen(self) -> None:
         """Seed torch's generators, which are everybody's, where the run has no seed."""
@@ -68,6 +73,7 @@ class Noising(Looking):
             EquidpError: before it is charged, inside torch.autocast or inference_mode, where no step can be taken.
         """
         refuse_around(self.engine.autocast_kind)
+        self.has_begun = True
         if self.algorithm.private:
             released = self.steps_done in self._release_steps
             self.ledger.append(self._event(self.sampling.rate, self.sampling.noise(segment), released=released))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -25,12 +26,19 @@ T = TypeVar("T")
 def one_at_a_time(steps: Callable[P, T]) -> Callable[P, T]:
     """A loop's method that takes steps: by one thread at a time, as weights would meet another batch's gradients.
 
+    In the process that made the loop, as a forked one would copy it.
+
     Raises:
-        EquidpError: where another thread is at it.
+        EquidpError: where another thread is at it, or in another process.
     """
 
     @wraps(steps)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        if os.getpid() != args[0].process:  # type: ignore[attr-defined]
+            raise EquidpError(
+                "This process was forked from the one that made the trainer, and has a copy of it: two would draw the "
+                "same noise, and charge it once each. Make a trainer in the process that takes the steps."
+            )
         # an RLock, as Ctrl-C may leave it to its thread
         lock = vars(args[0]).setdefault("_stepping", threading.RLock())
         if not lock.acquire(blocking=False):

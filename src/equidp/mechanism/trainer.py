@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +92,7 @@ class Trainer(Noising):
         make_optimizer = algorithm.optimizer_beside(self.descent)
         if algorithm.needs_public and not (public is not None and len(public.labels)):
             raise EquidpError(
-                f"{algorithm.name} needs public records besides the training part: set data.public_fraction above 0."
+                f"{algorithm.name} needs public records: give some as `public` (in a project data.public_fraction)."
             )
         population.refuse_other_groups(plan.groups)
         if algorithm.objective.by_class:
@@ -111,7 +112,7 @@ class Trainer(Noising):
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
         self.segments = algorithm.schedule.segments(self.plan)
         refuse_vanishing(algorithm, self.plan, self.segments, self.engine.dimension)
-        self.steps_done, self.epochs_begun = 0, 0
+        self.steps_done, self.epochs_begun, self.process = 0, 0, os.getpid()
         self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
@@ -414,7 +415,7 @@ class Trainer(Noising):
         Raises:
             EquidpError: where the ledger does not hold what was charged for the steps taken.
         """
-        charged, taken = sum(event.count for event in self.ledger.events), int(state["steps_done"])
+        charged, taken = self.ledger.count, int(state["steps_done"])
         if self.algorithm.private and charged < taken:
             raise EquidpError(
                 f"The state is of {taken} steps, and the ledger holds {charged} events: give the trainer the ledger of "
@@ -422,8 +423,8 @@ class Trainer(Noising):
             )
         if self.recorded is not None:
             self.recorded.forget()
-        if self.random.repeatable and self.steps_done > taken:
-            self.random.renew(-charged)  # the steps since were seen: the same noise on other sums would cancel
+        if self.random.repeatable and self.has_begun:
+            self.random.renew(-charged)  # a step since may have been seen: the same noise on other sums would cancel
         state = copy.deepcopy(dict(state))
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
         self.model.load_state_dict(state["model"])

@@ -164,10 +164,8 @@ class PrivacySettings(Block):
     @model_validator(mode="after")
     def _one_of_two(self) -> PrivacySettings:
         if (self.epsilon is None) == (self.noise_multiplier is None):
-            state = "neither is" if self.epsilon is None else "both are"
-            raise ValueError(
-                f"give exactly one of privacy.epsilon and privacy.noise_multiplier ({state} set; set the other to null)"
-            )
+            state = "neither is set" if self.epsilon is None else "both are set; set one to null"
+            raise ValueError(f"give exactly one of privacy.epsilon and privacy.noise_multiplier ({state})")
         if self.epsilon is None and self.epsilon_as == "published":
             raise ValueError("privacy.epsilon_as=published tells how to read privacy.epsilon, which is not set")
         if self.max_trials > 1 or (self.trials_law, self.trials_mean, self.trials_shape) != (None, None, None):

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from equidp.accounting.events import beyond
 from equidp.accounting.ledger import Ledger
@@ -108,13 +117,9 @@ def make_private(
         epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, average=average, device=device,
         physical_batch_size=physical_batch_size, precision=precision,
     )  # fmt: skip
-    for what, given in (("model", model), ("loss", loss)):
-        if isinstance(given, type):
-            raise EquidpError(f"The {what} is the class {given.__name__}: make one of it, {given.__name__}(…).")
-    if isinstance(algorithm, Algorithm) and options:
-        raise EquidpError(f"{algorithm.name} is built already: build it with these options, or give its name.")
+    _refuse_other_kinds(model, loss, algorithm, options, optimizer, ledger)
     built = algorithm if isinstance(algorithm, Algorithm) else algorithm_settings(algorithm, options or {}).build()
-    _refuse_other_uses(built, optimizer)
+    _refuse_other_uses(built)
     chosen = built.averaged(average)
     place, examples = device_of(training), _examples(data)
     ids, number = _groups(chosen, examples.labels, classes, groups)
@@ -124,10 +129,10 @@ def make_private(
     plan = plan_run(
         chosen, units=population.size, groups=number, classes=crossed, privacy=privacy, training=training
     )  # fmt: skip
-    if delta >= 1 / plan.records:
+    if plan.delta >= 1 / plan.records:
         raise EquidpError(
-            f"delta={delta:g} is not below one over the {plan.records} training records (or units of them): publishing "
-            f"one of them outright would meet it. Take {0.1 / plan.records:.0e} or less."
+            f"delta={plan.delta:g} is not below one over the {plan.records} training records (or units of them): "
+            f"publishing one of them outright would meet it. Take {0.1 / plan.records:.0e} or less."
         )
     network = rewritten(model)
     refuse_odd_records(network, loss, train.features, train.labels)
@@ -142,7 +147,7 @@ def make_private(
         population=population,
         random=random_source(privacy, seed or 0, place),
         ledger=Ledger() if ledger is None else ledger,
-        learning_rate=chosen.learning_rate or learning_rate,
+        learning_rate=chosen.learning_rate or training.rate(plan.steps),
         optimizer=optimizer,
         physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size)[1],
         precision=precision,
@@ -168,7 +173,36 @@ def spent(trainer: Trainer) -> float:
     return plan.trials.epsilon((*planned, *more), plan.delta).value
 
 
-def _refuse_other_uses(algorithm: Algorithm, optimizer: object) -> None:
+def _refuse_other_kinds(
+    model: object, loss: object, algorithm: object, options: object, optimizer: object, ledger: object
+) -> None:
+    for what, given in (("model", model), ("loss", loss)):
+        if isinstance(given, type):
+            raise EquidpError(f"The {what} is the class {given.__name__}: make one of it, {given.__name__}(…).")
+    wrong = [
+        (isinstance(model, nn.Module), "model", model, "a module of torch's, torch.nn.Module"),
+        (callable(loss), "loss", loss, "a module or a function of outputs and labels, which gives [b] numbers"),
+        (options is None or isinstance(options, Mapping), "options", options, "a dict of the algorithm's settings"),
+        (ledger is None or isinstance(ledger, Ledger), "ledger", ledger, "a Ledger, such as Ledger(events)"),
+    ]
+    for fits, what, value, wanted in wrong:
+        if not fits:
+            raise EquidpError(f"What is given as {what} is a {type(value).__name__}: give {wanted}.")
+    if not isinstance(algorithm, str | Algorithm):
+        raise EquidpError(
+            f"{algorithm!r} is no algorithm: give its name and `options`, or build one, such as "
+            "algorithm_settings('dpsgd', {'clip_norm': 1.0}).build()."
+        )
+    if isinstance(algorithm, Algorithm) and options:
+        raise EquidpError(f"{algorithm.name} is built already: build it with these options, or give its name.")
+    if isinstance(optimizer, type | torch.optim.Optimizer):
+        raise EquidpError(
+            "optimizer is a name, or a Descent: leave it out, and set trainer.optimizer to one of torch's, of "
+            "trainer.engine.parameters."
+        )
+
+
+def _refuse_other_uses(algorithm: Algorithm) -> None:
     if not algorithm.private:
         raise EquidpError(
             f"{algorithm.name} is not private: train without noise in a loop of torch's, or by train_model."
@@ -180,11 +214,6 @@ def _refuse_other_uses(algorithm: Algorithm, optimizer: object) -> None:
         )
     if algorithm.acceptance.on_test:
         raise EquidpError(f"{algorithm.name}: energy=test asks for test records: take energy=public or private.")
-    if isinstance(optimizer, torch.optim.Optimizer):
-        raise EquidpError(
-            "optimizer is a name, or a Descent: leave it out, and set trainer.optimizer to one of torch's, of "
-            "trainer.engine.parameters."
-        )
 
 
 def _groups(
@@ -239,6 +268,7 @@ def _examples(data: Data) -> Examples:
                 f"The data are a {type(data).__name__}, which gives no item by its number: give (features, labels), "
                 "two tensors, or a Dataset."
             )
+    _refuse_repeated(data)
     items = cast("Dataset[tuple[Tensor, Tensor]]", data)
     read = list(DataLoader(items, batch_size=READ_AT_ONCE, collate_fn=_joined))
     if not read:
@@ -258,6 +288,29 @@ def _examples(data: Data) -> Examples:
     return Examples(features, labels.float() if labels.dtype == torch.float64 else labels)
 
 
+def _refuse_repeated(data: object) -> None:
+    """Refuse items that a dataset of torch's has more than once: all copies together would add so often the bound."""
+    if not isinstance(data, Subset | ConcatDataset):
+        return
+    if len({_source(data, item) for item in range(len(data))}) < len(data):
+        raise EquidpError(
+            f"The {type(data).__name__} has items more than once, and each row is protected alone: so often one record "
+            "would add its bound. Leave copies out, or give the rows of one record the same number, in "
+            "Examples(features, labels, unit=…)."
+        )
+
+
+def _source(data: Any, item: int) -> tuple[int, int]:
+    """The dataset that an item comes from in the end, and its number there."""
+    while isinstance(data, Subset | ConcatDataset):
+        if isinstance(data, Subset):
+            data, item = data.dataset, int(data.indices[item])
+        else:
+            part = bisect_right(data.cumulative_sizes, item)
+            data, item = data.datasets[part], item - (data.cumulative_sizes[part - 1] if part else 0)
+    return id(data), item
+
+
 def _joined(items: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """`[b, …]` features and `[b, …]` labels of items of a dataset."""
     for item in items:
@@ -271,7 +324,7 @@ def _column(what: str, values: Sequence[Any]) -> Tensor:
     _refuse_ragged(what, [value for value in values if hasattr(value, "shape")])
     try:
         column = default_collate(list(values))
-    except TypeError:  # of a picture, or None
+    except (TypeError, RuntimeError):  # of a picture, None, or lists of other lengths
         column = None
     if not torch.is_tensor(column):
         raise _no_pair(f"has a {type(values[0]).__name__} as its {what}")
