@@ -37,7 +37,6 @@ def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
         loop = cast(Noising, args[0])
         if loop.algorithm.private:  # another library may have shortened them since
             refuse_short_products(loop.population.device)
-        loop.has_begun = True
         loop.seed_unforeseen()
         try:
             return steps(*args, **kwargs)
@@ -58,8 +57,8 @@ class Noising(Looking):
     _event: Callable[..., Event]
     _release_steps: range
     _side_noise: tuple[float, float] | None
-    has_begun: bool = False
-    """Whether it has begun to take steps, whose noise may have been seen."""
+    steps_begun: int = 0
+    """Of so many steps noise may have been seen: those taken, and one that was interrupted."""
 
     def seed_unforeseen(self) -> None:
         """Seed torch's generators, which are everybody's, where the run has no seed."""
@@ -73,7 +72,7 @@ class Noising(Looking):
             EquidpError: before it is charged, inside torch.autocast or inference_mode, where no step can be taken.
         """
         refuse_around(self.engine.autocast_kind)
-        self.has_begun = True
+        self.steps_begun = max(self.steps_begun, self.steps_done + 1)
         if self.algorithm.private:
             released = self.steps_done in self._release_steps
             self.ledger.append(self._event(self.sampling.rate, self.sampling.noise(segment), released=released))

@@ -423,7 +423,7 @@ class Trainer(Noising):
             )
         if self.recorded is not None:
             self.recorded.forget()
-        if self.random.repeatable and self.has_begun:
+        if self.random.repeatable and self.steps_begun > taken:
             self.random.renew(-charged)  # a step since may have been seen: the same noise on other sums would cancel
         state = copy.deepcopy(dict(state))
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
