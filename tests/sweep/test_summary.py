@@ -91,6 +91,12 @@ def test_one_row_per_setting_with_intervals_over_its_seeds(cells):
     assert table.loc["dpsgd ε=3", "accuracy±"] is None or table["accuracy±"].isna()["dpsgd ε=3"]
 
 
+def test_of_what_an_audit_would_be_of_a_row_tells_nothing(cells):
+    of_an_audit = {"algorithm": "dpsgd_f", "options": {"base_clip_norm": 0.5}}
+    given = [replace(cell, settings={**cell.settings, "audited": of_an_audit}) for cell in cells]
+    assert [row.settings for row in rows_of(given)] == [row.settings for row in rows_of(cells)]
+
+
 def test_a_baseline_that_diverged_counts_neither_in_its_mean_nor_in_a_cost(cells, tmp_path):
     lost = json.loads(cells[0].outputs["metrics"].read_text())
     lost["baseline"]["overall"] |= {"accuracy": 0.0, "loss": None}

@@ -129,13 +129,14 @@ def row_labels(rows: Mapping[Key, tuple[str, Mapping[str, Any]]]) -> dict[Key, s
 def _row(cells: Sequence[Cell], label: str) -> Row:
     first = cells[0]
     metrics = {cell.seed: _json(cell.outputs["metrics"]) for cell in cells}
+    settings = {name: value for name, value in first.settings.items() if name != "audited"}  # of audits and tunings
     return Row(
         first.dataset,
         first.algorithm,
         label,
         metrics,
         of_seeds([_json(cell.outputs["privacy"]) for cell in cells]),
-        {**first.settings, "seed": sorted(metrics)},
+        {**settings, "seed": sorted(metrics)},
         row_key(first),
     )
 
