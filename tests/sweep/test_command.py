@@ -206,7 +206,7 @@ def test_a_page_of_an_earlier_call_is_told_from_those_of_this_one(make_job, monk
     (folder / "adult.html").write_text("of a data set that is no more in the sweep")
     done = make_job("cell-a")
     monkeypatch.setattr("equidp.sweep.cell.finished", lambda _: True)
-    for name in ("summary.rows_of", "summary.table_of", "summary.print_table", "doubts.doubts"):
+    for name in ("summary.rows_of", "summary.table_of", "printed.print_table", "doubts.doubts"):
         monkeypatch.setattr(f"equidp.sweep.{name}", lambda *_: {})
     monkeypatch.setattr("equidp.sweep.summary.write_summary", lambda *_: [folder / "table.csv", folder / "dutch.html"])
     monkeypatch.setattr("equidp.sweep.command._summarise", lambda *_: None)

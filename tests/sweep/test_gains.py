@@ -23,8 +23,9 @@ from equidp.reporting.gains import MOST_DRAWN, gains_caption, gains_notes
 from equidp.sweep.comparison import counterparts, references
 from equidp.sweep.gains import gain
 from equidp.sweep.grid import choose_grid
+from equidp.sweep.printed import print_table, shown_figure
 from equidp.sweep.project import Cell, digest, row_key
-from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
+from equidp.sweep.summary import rows_of, table_of, write_summary
 from equidp.tasks import TASKS
 
 
@@ -137,6 +138,29 @@ def test_a_smaller_mae_is_a_gain(tmp_path):
     assert "smaller MAE is better, and a gain above 0 is for the better" in in_words(page)
     assert ">+2.50" in page
     assert "cut at" not in gains_caption(table, TASKS["regression"])
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_gains_stand_in_the_terminal_too(cells, tmp_path, width):
+    other = finished(cell("dpsgd", 0, "diabetes"), tmp_path, 40.0, 50.0, "mae")
+    table = table_of(rows_of([*cells, other]), counterparts([*cells, other]))
+    shown = io.StringIO()
+    print_table(table, Console(file=shown, width=width))
+    text = shown.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "digits: gain in accuracy, paired by seed" in text
+    assert "diabetes: gain" not in text  # one algorithm: nothing to compare
+    line = table.set_index("run").loc["dpsgd_f"]
+    assert re.search(rf"dpsgd_f +{line['seeds']} +dpsgd +{re.escape(shown_figure(line, 'gain'))} ", text)
+    assert shown_figure(line, "gain")[0] in "+-"
+    assert "no ε covers a choice by them" in " ".join(text.split())
+
+
+def test_without_gains_nothing_is_said_of_them(cells):
+    alone = [one for one in cells if one.algorithm == "dpsgd"]
+    shown = io.StringIO()
+    print_table(table_of(rows_of(alone), counterparts(alone)), Console(file=shown, width=100))
+    assert "gain" not in shown.getvalue().lower()
 
 
 def test_each_line_of_a_table_of_two_tasks_says_what_its_figures_are_in(cells, tmp_path):

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from equidp.errors import EquidpError
 from equidp.sweep.doubts import doubts
+from equidp.sweep.printed import print_table
 from equidp.sweep.project import Cell, by_seed
-from equidp.sweep.summary import averaged, means, means_of, print_table, rows_of, table_of, write_summary
+from equidp.sweep.summary import averaged, means, means_of, rows_of, table_of, write_summary
 
 BASELINE = {"a": 0.9, "b": 0.8}
 

@@ -8,4 +8,6 @@ fanout     which cell runs when; progress; interruption
 comparison which rows are compared with which: the reference's
 gains      how much better they are, paired by seed
 summary    the results: the table over seeds and the pages
+printed    the same in the terminal
+doubts     which cells are missing, or of other raw files
 """

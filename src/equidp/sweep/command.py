@@ -276,7 +276,8 @@ def _conclude(
     """Tables, pages, and what failed; `against` as of `table_of`."""
     from equidp.sweep.cell import finished
     from equidp.sweep.doubts import doubts
-    from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
+    from equidp.sweep.printed import print_table
+    from equidp.sweep.summary import rows_of, table_of, write_summary
 
     complete = [cell for cell in cells if finished(jobs[cell.key])]
     try:

@@ -11,10 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from equidp.algorithms import BASELINE
 from equidp.errors import EquidpError
@@ -23,27 +19,19 @@ from equidp.evaluation.seeds import Interval, over_seeds
 from equidp.reporting.page import html_report
 from equidp.reporting.rendering import linked
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text
+from equidp.reporting.titles import METRIC_TITLES
 from equidp.sweep.gains import columns_of, gains_of, remarks
+from equidp.sweep.printed import shown_figure
 from equidp.sweep.project import Cell, by_seed, differing, row_key
 from equidp.sweep.tracked import Means
 from equidp.system.files import replacing
-from equidp.tasks import TASKS, kind_of
+from equidp.tasks import kind_of
 
 if TYPE_CHECKING:
     from equidp.tasks.base import Task
 
 Key = TypeVar("Key", bound=Hashable)
 
-WIDTH = 100
-READING = (
-    "n: seeds. Cost of privacy, paired by seed: {cost}. Gap: largest minus smallest cost, over "
-    "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the model or its "
-    "baseline diverged in the others, or the baseline guessed. ε holds for each run alone: runs on the same data "
-    "compose; those of one seed share batches and noise, and do not even compose. All are in research mode: whoever "
-    "knows the seed can subtract the noise."
-)
-SPREAD = "; spread: largest minus smallest figure, over these"
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
 
 
@@ -252,7 +240,7 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
     figures |= {f"plus_minus/{column}": line[f"{column}±"] for column in known}
     figures |= {name: line[name] for name in ("epsilon", "epsilon_published")}
     metrics = {name: float(value) for name, value in figures.items() if not pd.isna(value)}
-    shown = {words: _figure(pd.Series(line), column) for column, (_, words) in known.items()}
+    shown = {words: shown_figure(pd.Series(line), column) for column, (_, words) in known.items()}
     text = ", ".join(
         f"{f'{row.part} {METRIC_TITLES[main]}' if words == 'overall' else words} {figure}"
         for words, figure in shown.items()
@@ -270,46 +258,6 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
         note=f"{private}; {text} ({seeds})",
         cells=[runs[cell.key] for cell in cells],
     )
-
-
-def print_table(table: pd.DataFrame, console: Console) -> None:
-    """One table per dataset, within 100 columns; 80 are enough."""
-    costs: dict[str, None] = {}
-    names = {"cost": "cost", "worst": "worst group", "spread": "spread", "gap": "gap"}
-    if console.width < WIDTH:
-        del names["spread"]
-    for dataset, lines in table.groupby("dataset", sort=False):
-        task = next(kind for kind in TASKS.values() if kind.main in lines and lines[f"{kind.main}_seeds"].notna().any())
-        main = task.main
-        costs |= {METRIC_TITLES[main]: None}
-        part = " or ".join(table.attrs.get("parts", {}).get(dataset, ["test"]))
-        shown = Table(
-            title=f"{dataset}: {part} {METRIC_TITLES[main]}, mean ± half of the 95 % interval over seeds",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
-        shown.add_column("run", overflow="fold")
-        for name in ("n", "ε", "overall", *names.values()):
-            shown.add_column(name, justify="right", no_wrap=True)
-        for _, line in lines.iterrows():
-            figures = [_figure(line, name) for name in (main, *names)]
-            epsilon = epsilon_text(None if pd.isna(line["epsilon"]) else line["epsilon"], 3)
-            shown.add_row(*(Text(str(word)) for word in (line["run"], line["seeds"], epsilon, *figures)))
-        console.print(shown, width=min(WIDTH, console.width))
-    reading = READING.format(cost=COST_MEANS.format(" or ".join(costs)), spread=SPREAD if "spread" in names else "")
-    console.print(Text(reading), width=min(WIDTH, console.width), style="italic")
-
-
-def _figure(line: pd.Series, name: str) -> str:
-    mean, half = line[name], line[f"{name}±"]
-    if mean is None or pd.isna(mean):
-        return "–"
-    reach = 0.0 if half is None or pd.isna(half) else half
-    text = figure_text(mean, 3, "+" if name == "cost" else "", beside=reach)
-    text = text if half is None or pd.isna(half) else f"{text}±{figure_text(half, 3, beside=mean)}"
-    seeds = line[f"{name}_seeds"]
-    return text if seeds == line["seeds"] else f"{text} ({seeds})"
 
 
 # ------------------------------------------------------------------------------------------------------------ pages
