@@ -48,7 +48,10 @@ def test_a_secure_run_writes_what_may_go_out_and_no_later_run_removes_it(project
         f"release/{name}" for name in found
     }
     assert not [name for name in run.data.params if name.startswith("release")]
-    assert f"dpsgd.release: {folder}" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"dpsgd.release: {folder}" in said
+    # release.unprotected=test would be refused beside figures with noise
+    assert "They stay inside, like report.html; what may go out is in release/." in said
     assert json.loads(found["privacy.json"])["for_publication"] is True
     metrics = read_json(folder.parent / "metrics.json")
     groups = pd.read_csv(report_folder(project, "ingestion") / "groups.csv")
@@ -60,9 +63,8 @@ def test_a_secure_run_writes_what_may_go_out_and_no_later_run_removes_it(project
     private += [f'"{part}": {count}' for part in ("train", "test") for count in groups[part]]
     weights = (folder / "model.safetensors").read_bytes()
     told = found | {"model.safetensors": weights[8 : 8 + int.from_bytes(weights[:8], "little")].decode()}
-    for (
-        secret
-    ) in private:  # of the weights what they say of themselves: in random bytes a host called `vm` is found, too
+    # of the weights what they say of themselves: in random bytes a host called `vm` is found, too
+    for secret in private:
         assert [name for name, text in told.items() if secret in text] == [], secret
 
     (workplace := project / "data/06_models/digits/dpsgd/seed=0/workplace").mkdir(exist_ok=True)
