@@ -113,9 +113,42 @@ class Hardest(PoissonSampler):
         return sampling
 
 
+class Made(Contribution):
+    kind: str
+
+    def start(self, run: Run) -> Contributing:
+        return globals()[self.kind](run)
+
+
+class TowardsAll(Contributing):
+    """Adds the exact mean gradient of all records to each one's (SVRG)."""
+
+    def norms(self, batch: Batch) -> Tensor:
+        everyone = self.run.population.batch(everybody(self.run))
+        self.mean = self.run.engine.norms(everyone.features, everyone.labels).mean()
+        return super().norms(batch)
+
+
+class ByAllNorms(Contributing):
+    def norms(self, batch: Batch) -> Tensor:
+        return super().norms(batch) / self.run.norms_of_all().mean()
+
+
+class ByActivations(Update):
+    """Divides the step by what a hook saw of the activations."""
+
+    def start(self, run: Run) -> Updating:
+        updating = Updating()
+        run.engine.model.register_forward_pre_hook(lambda layer, given: setattr(updating, "seen", given[0].mean()))
+        return updating
+
+
 @pytest.mark.parametrize(
     ("parts", "asked"),
     [
+        ({"contribution": Made(kind="TowardsAll")}, "Made asks for run.population.batch"),
+        ({"contribution": Made(kind="ByAllNorms")}, "Made asks for run.norms_of_all"),
+        ({"update": ByActivations()}, "ByActivations asks for run.engine.model"),
         ({"update": LedByNorms()}, "LedByNorms asks for run.norms_of_all"),
         ({"update": AddsTheGradient()}, "AddsTheGradient asks for run.engine.weighted_sum"),
         ({"released_weights": Best()}, "Best asks for run.losses"),
@@ -124,7 +157,7 @@ class Hardest(PoissonSampler):
     ],
 )
 def test_a_part_that_charges_nothing_sees_no_record(parts: dict[str, Any], asked: str) -> None:
-    with pytest.raises(EquidpError, match=f"{asked}, and charges nothing.*it may see"):
+    with pytest.raises(EquidpError, match=f"{asked}, and charges nothing.*may see"):
         trained(**parts)
 
 
@@ -464,13 +497,6 @@ class Followed(Scaled):
         self.scale = (self.run.engine.flatten() - previous).norm() + 0.1
 
 
-class Made(Contribution):
-    kind: str
-
-    def start(self, run: Run) -> Contributing:
-        return globals()[self.kind](run)
-
-
 class ByRecord(Contributing):
     """A matrix of each record's gradient, whoever's it is."""
 
@@ -628,6 +654,26 @@ def test_batches_that_no_coins_give_are_refused(made: Any, told: str) -> None:
 
     with pytest.raises(EquidpError, match=f"mine: Drawing draws {told}"):
         trained(sampler=Mine(), epochs=4)
+
+
+def test_a_step_is_charged_for_the_noise_that_it_takes() -> None:
+    class Falling(Drawing):
+        """Its noise is a hundredth every other time that it is asked for."""
+
+        asked = 0
+
+        def noise(self, segment: Segment) -> float:
+            self.asked += 1
+            return super().noise(segment) * (0.01 if self.asked % 2 else 1)
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Falling(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    with pytest.raises(EquidpError, match="The ledger differs from the plan"):
+        trained(sampler=Mine())
 
 
 def test_batches_of_coins_are_let_through() -> None:

@@ -126,7 +126,7 @@ class Trainer(Noising):
             self.engine.passes.keeps_outputs = side.of_errors
         run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
         self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
-        self.contributing = algorithm.contribution.start(run)
+        self.contributing = algorithm.contribution.start(seen_by(algorithm.contribution, run, self.plan))
         # of two steps, as one may leave what changes the next; this package's have tests, and a GPU would be waited for
         self._foreign = _of_others(algorithm.contribution, self.contributing, self.pursuing)
         self._untried = 2 * (algorithm.private and self._foreign)
@@ -307,11 +307,9 @@ class Trainer(Noising):
         """Σ w_i·g_i + σ·Δ·ξ, flat `[d]`, and the step's facts; charges the step's event first."""
         rule, release = self.algorithm.weights, self.algorithm.side_release
         assert rule is not None
-        noise_multiplier = self.sampling.noise(segment)
+        noise_multiplier = self.sampling.noise(segment) if charged else self.charge(segment)
         public = self.public_values(segment)
         norms, finite = None, None
-        if not charged:
-            self.charge(segment)
         if self._untried and len(draws[0].units):
             self._untried -= 1
             self.try_contribution(draws[0])

@@ -9,16 +9,22 @@ from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
 from equidp.mechanism.parts.acceptance import Acceptance
 from equidp.mechanism.parts.base import Part, Run, listed
+from equidp.mechanism.parts.contribution import Contribution
+from equidp.mechanism.parts.released import Released
 from equidp.mechanism.parts.sampler import Sampler
 
 FACTS: dict[str, Any] = dict.fromkeys(("combination", "plan", "sampling_rate", "random", "ledger"))
 COINS: dict[str, Any] = FACTS | {"population": dict.fromkeys(("device", "size"))}
 """For a sampler: everybody's coin, and nobody's record."""
+BATCHES: dict[str, Any] = COINS | {"engine": None}
+"""For a contribution: the records of a batch, which it is given, as these alone are bounded and charged."""
 ITERATES: dict[str, Any] = FACTS | {
-    "engine": dict.fromkeys(("device", "dimension", "flatten", "model", "parameters")),
+    "engine": dict.fromkeys(("device", "dimension", "flatten", "parameters")),
     "public_loss": None,
 }
-"""For what follows the noise: an update, an acceptance, released weights."""
+"""For what follows the noise: an update, an acceptance. Hooks on a model's layers would show them records."""
+LEAVING: dict[str, Any] = ITERATES | {"engine": ITERATES["engine"] | {"model": None}}
+"""For released weights, which are the model's, or those of a copy."""
 
 
 class Seen:
@@ -30,8 +36,9 @@ class Seen:
     def __getattr__(self, name: str) -> Any:
         if name not in self._names:
             raise EquidpError(
-                f"{type(self._part).__name__} asks for {self._path}.{name}, and charges nothing. What it makes of "
-                f"training records would be released without noise; it may see {listed(self._names)} of {self._path}."
+                f"{type(self._part).__name__} asks for {self._path}.{name}, and charges nothing for it. What it makes "
+                f"of training records there would be released without noise; it may see {listed(self._names)} of "
+                f"{self._path}."
             )
         value, names = getattr(self._whole, name), self._names[name]
         return value if names is None else Seen(value, names, self._part, f"{self._path}.{name}")
@@ -41,6 +48,9 @@ def seen_by(part: Part, run: Run, plan: Plan) -> Run:
     """The run as this part may see it: whole where it has events of its own, which are then charged."""
     if isinstance(part, Sampler):
         own, names = bool(part.releases(plan)) or part.budget(plan) is not None, COINS
+    elif isinstance(part, Contribution):
+        own, names = False, BATCHES
     else:
-        own, names = isinstance(part, Acceptance) and bool(part.candidate_events(plan)), ITERATES
+        own = isinstance(part, Acceptance) and bool(part.candidate_events(plan))
+        names = LEAVING if isinstance(part, Released) else ITERATES
     return run if own else cast(Run, Seen(run, names, part))
