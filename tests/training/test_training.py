@@ -22,7 +22,7 @@ from equidp.data.records import Membership, Records, Schema, Split
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
-from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule, StepFacts
+from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule, StepFacts, WeightRule
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines.training.nodes import plan_training
 from equidp.reporting.privacy_report import DECIDING, UNPROTECTED, privacy_report
@@ -307,14 +307,44 @@ class BrokenInOnePlace(FlatClip):
         return torch.where((share > 1.7) & (share < 1.75), 1.0, super().weights(norms, public))
 
 
+class BoundOfItsOwn(FlatClip):
+    """Bounds by a number of its own, and weighs by the carried one."""
+
+    own: float = 1.0
+
+    def bound(self, public: Public) -> Tensor:
+        return torch.full_like(public["clip_norm"], self.own)
+
+
+class Rising(Schedule):
+    def segments(self, plan: Plan) -> tuple[Segment, ...]:
+        return (Segment(plan.steps - 4), Segment(3, clip=5.0), Segment(1))
+
+
+class Louder(Schedule):
+    def segments(self, plan: Plan) -> tuple[Segment, ...]:
+        return (Segment(plan.steps - 4), Segment(4, noise=20.0))
+
+
+class NineTenths(QuantileCount):
+    """Its noise stays, and what is charged is so much of the gradients': enough where these have less noise."""
+
+    def noise(self, plan: Plan) -> float:
+        return 12.0
+
+    def joint_noise(self, rule: WeightRule, plan: Plan, noise_multiplier: float) -> float:
+        return 0.9 * noise_multiplier
+
+
 class HalfTheRun(Schedule):
     def segments(self, plan: Plan) -> tuple[Segment, ...]:
         return (Segment(plan.steps // 2),)
 
 
-def planned(name: str = "dpsgd", **parts: Part) -> Plan:
+def planned(name: str = "dpsgd", epsilon: float | None = None, **parts: Part) -> Plan:
     algorithm = dataclasses.replace(algorithm_settings(name).build(), **parts)
-    privacy, settings = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=3, batch_size=10)
+    noise = {"noise_multiplier": 1.0} if epsilon is None else {"epsilon": epsilon}
+    privacy, settings = PrivacySettings(**noise), TrainingSettings(epochs=3, batch_size=10)
     return plan_run(algorithm, units=100, groups=3, privacy=privacy, training=settings)
 
 
@@ -333,6 +363,19 @@ def test_a_weight_rule_that_breaks_its_promise_is_refused_before_an_epsilon_is_t
 ) -> None:
     with pytest.raises(EquidpError, match=f"the weight rule {type(rule).__name__} {reason}"):
         planned(weights=rule)
+
+
+def test_a_bound_is_tried_in_every_kind_of_step() -> None:
+    assert planned(weights=BoundOfItsOwn()).steps
+    with pytest.raises(EquidpError, match=r"BoundOfItsOwn lets a record add 5, more than the 1 of its `bound`"):
+        planned(weights=BoundOfItsOwn(), schedule=Rising())
+
+
+def test_what_is_charged_is_tried_at_the_noise_of_every_kind_of_step_and_at_the_one_that_is_solved_for() -> None:
+    assert planned("dpsgd_quantile", side_release=NineTenths()).steps
+    for other in ({"schedule": Louder()}, {"epsilon": 0.01}):
+        with pytest.raises(EquidpError, match="the side release NineTenths lets a record of norm"):
+            planned("dpsgd_quantile", side_release=NineTenths(), **other)
 
 
 class ReachesFurther(FlatClip):

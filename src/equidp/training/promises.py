@@ -9,13 +9,14 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from equidp.accounting.plan import Plan
+from equidp.accounting.plan import Plan, Segment
 from equidp.errors import EquidpError, nearest
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.float32 import SMALLEST
@@ -77,24 +78,34 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
     rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
     if rule is None:
         return
-    first = scheduled(public, segments[0])
-    if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
-        _refuse_broken_rule(algorithm, rule, first)
-    if side is not None and rule.reads <= public.keys() | side.gives:
-        known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
-        _refuse_broken_side(algorithm, side, rule, first, known, known.noise_multiplier * segments[0].noise)
+    known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
+    for number, segment in enumerate(_unlike(segments)):
+        carried, tell = scheduled(public, segment), number == 0 and plan.noise_multiplier > 0
+        if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
+            _refuse_broken_rule(algorithm, rule, carried, tell=tell)
+        if side is not None and rule.reads <= public.keys() | side.gives:
+            noise = known.noise_multiplier * segment.noise
+            _refuse_broken_side(algorithm, side, rule, carried, known, noise, tell=tell)
 
 
-def _refuse_broken_rule(algorithm: Algorithm, rule: WeightRule, first: Public) -> None:
+def _unlike(segments: Sequence[Segment]) -> list[Segment]:
+    """The first segment, and those of the least and largest noise and bound where these are others."""
+    taken = [segment for segment in segments if segment.steps]
+    ends = [end(taken, key=attrgetter(of)) for of in ("noise", "clip") for end in (min, max)]
+    return list({(segment.noise, segment.clip): segment for segment in (taken[0], *ends)}.values())
+
+
+def _refuse_broken_rule(algorithm: Algorithm, rule: WeightRule, first: Public, *, tell: bool) -> None:
     name = f"the weight rule {type(rule).__name__}"
     broken, most = _broken_bound(rule, first)
     if broken:
         raise EquidpError(f"{algorithm.name}: {name} {broken}. With it ε would not hold: mend it.")
-    _tell_of_slack(algorithm, name, "`bound`", most)
+    if tell:
+        _tell_of_slack(algorithm, name, "`bound`", most)
 
 
 def _refuse_broken_side(
-    algorithm: Algorithm, side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float
+    algorithm: Algorithm, side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float, *, tell: bool
 ) -> None:
     name = f"the side release {type(side).__name__}"
     if broken := _broken_names(side, first, plan):
@@ -130,7 +141,8 @@ def _refuse_broken_side(
             f"{algorithm.name}: {name} lets {broken}. With it ε would not hold: mend its `added`, `sensitivity` or "
             f"`joint_noise`, or `bound` or `reach` of {type(rule).__name__}."
         )
-    _tell_of_slack(algorithm, f"{name} with the gradients", "`sensitivity`, `added` or `joint_noise`", most)
+    if tell:
+        _tell_of_slack(algorithm, f"{name} with the gradients", "`sensitivity`, `added` or `joint_noise`", most)
 
 
 def _keeps(part: Part) -> str:
