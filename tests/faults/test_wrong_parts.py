@@ -636,11 +636,33 @@ class Slices:
         return batch.sort().values
 
 
+class InTurn:
+    """Each unit once in an epoch, in a batch that it chooses by itself (balls in bins)."""
+
+    def __init__(self) -> None:
+        self.batch = torch.zeros(0)
+        self.step = 0
+
+    def __call__(self, units: Tensor) -> Tensor:
+        if self.step % 8 == 0:
+            self.batch = torch.randint(8, (152,))  # so many train
+        self.step += 1
+        return ((self.step - 1) % 8 == self.batch).nonzero().squeeze(1)
+
+
+def favouring(few: int) -> Any:
+    return lambda units: torch.cat([torch.arange(few), units[units >= few]])
+
+
 @pytest.mark.parametrize(
     ("made", "told"),
     [
+        (InTurn(), "every unit about as often as every other"),
+        (favouring(1), "some units more often than others"),
+        (favouring(5), "some units more often than others"),
         (Slices(), "batches of one size"),
         (lambda units: units.repeat(2), "units that are not distinct and in ascending order"),
+        (lambda units: torch.arange(150, 160), "units from 150 to 159, of 152 from 0 on"),
         (lambda units: torch.arange(140), "140 units by step 1, more than its `sampling_rate` gives"),
         (shuffled, "batches of one size"),
     ],
@@ -653,7 +675,7 @@ def test_batches_that_no_coins_give_are_refused(made: Any, told: str) -> None:
             return sampling
 
     with pytest.raises(EquidpError, match=f"mine: Drawing draws {told}"):
-        trained(sampler=Mine(), epochs=4)
+        trained(sampler=Mine(), epochs=12)
 
 
 def test_a_step_is_charged_for_the_noise_that_it_takes() -> None:
@@ -683,4 +705,4 @@ def test_batches_of_coins_are_let_through() -> None:
             sampling.make = lambda units: units
             return sampling
 
-    assert trained(sampler=Mine(), epochs=4)["epsilon"] > 0
+    assert trained(sampler=Mine(), epochs=40)["epsilon"] > 0

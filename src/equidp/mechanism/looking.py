@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -17,6 +17,7 @@ from equidp.gradients.bookkeeping import all_finite
 from equidp.gradients.engine import GradientEngine
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
+from equidp.mechanism.coins import Coins
 from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.optimizers import refuse_asking
@@ -43,12 +44,6 @@ LOOK_BATCH = 1024
 
 TRIED, LABELLED = 3, 32
 """Units whose contributions are tried, and whose labels are where an objective of one's own gives them."""
-
-ALIKE, SAME = 20, 15
-"""Batches whose sizes are compared, and how many of them may not be of one size; by coins, less than one in a million.
-
-Of an epoch's slices all but the last are.
-"""
 
 
 class Looking:
@@ -79,8 +74,7 @@ class Looking:
     _scales: bool
     """Whether some public scale may be another than 1."""
     _asked: tuple[Tensor, Tensor, Tensor] | None = None
-    _sizes: Counter[int]
-    """How many of the batches that were judged have each size."""
+    _coins: Coins
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
 
@@ -176,28 +170,10 @@ class Looking:
 
     def judge(self, draw: Draw) -> None:
         """Refuse a batch, or batches, that independent coins of the charged rate do not give."""
-        if wrong := self._unlike_coins(draw):
+        budgeted = self.algorithm.sampler.budget(self.plan) is not None
+        if wrong := self._coins.unlike(draw.units, None if budgeted else self.sampling.rate):
             part = type(self.sampling).__name__
             raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
-
-    def _unlike_coins(self, draw: Draw) -> str:
-        """What coins do not give; empty for what they may.
-
-        More units than expected by ten standard deviations, or one size of most of twenty batches, are no chance.
-        """
-        self._sizes[len(draw.units)] += 1
-        if bool((draw.units[1:] <= draw.units[:-1]).any()):
-            return "units that are not distinct and in ascending order: one that is drawn twice adds twice its bound"
-        if self.algorithm.sampler.budget(self.plan) is not None:
-            return ""
-        batches, units = self._sizes.total(), sum(size * times for size, times in self._sizes.items())
-        expected = self.population.size * self.sampling.rate
-        most = expected * batches
-        if units > most + 10 * most**0.5 + 20:
-            return f"{units} units by step {batches}, more than its `sampling_rate` gives"
-        if batches == ALIKE and self._sizes.most_common(1)[0][1] >= SAME and expected * (1 - self.sampling.rate) > 4:
-            return "batches of one size, where the sizes of independent coins differ: ε is computed for such coins"
-        return ""
 
     def try_contribution(self, draw: Draw) -> None:
         """Refuse vectors that are longer than their norms, or norms that change with the others of a batch.

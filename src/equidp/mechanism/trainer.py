@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from equidp.gradients.recording import Recorder
 from equidp.gradients.shape import public_rows
 from equidp.mechanism.algorithm import Algorithm, Outcome
 from equidp.mechanism.augmentation import Augmentation
+from equidp.mechanism.coins import Coins
 from equidp.mechanism.diagnostics import Diagnostics
 from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.noise import RandomSource
@@ -118,7 +118,7 @@ class Trainer(Noising):
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
         self._release_steps = algorithm.release_steps(self.plan)
         self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
-        self._zero, self._sizes = torch.zeros((), device=population.device), Counter()
+        self._zero, self._coins = torch.zeros((), device=population.device), Coins(population.size)
         self._scales = "scale" in set(algorithm.initial).union(*(part.gives | part.steers for part in algorithm.parts))
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
