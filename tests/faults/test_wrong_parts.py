@@ -578,6 +578,61 @@ def test_labels_made_of_other_records_are_refused() -> None:
         trained(objective=Swapped())
 
 
+class Balancing(Pursuing):
+    """Allows for the shares that classes had so far: exact, and each record is in all that come after."""
+
+    def __init__(self, loss: Loss, since: int) -> None:
+        self.shares, self.since = torch.ones(2) / 2, since
+        super().__init__(lambda outputs, labels: loss(outputs + self.shares.log(), labels))
+
+    def labels(self, batch: Batch) -> Tensor:
+        if len(batch) and self.since <= 0:
+            shares = torch.bincount(batch.labels, minlength=2) / len(batch.labels)
+            self.shares = self.shares.lerp(shares, 1e-3)
+        return batch.labels
+
+    def follow(self, public: Public) -> None:
+        self.since -= 1
+
+
+class Balanced(Objective):
+    since: int = 0
+
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Balancing(loss, self.since)
+
+
+@pytest.mark.parametrize("since", [0, 10])
+def test_a_loss_that_follows_from_the_labels_of_earlier_batches_is_refused(since: int) -> None:
+    with pytest.raises(EquidpError, match="the loss of a record changes with the records of earlier batches"):
+        trained(objective=Balanced(since=since))
+
+
+class Warming(Contributing):
+    """Momentum of the exact sums, once ten steps are done."""
+
+    remembers, remembered = True, ("past", "steps")
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.past, self.steps = torch.zeros(()), 0
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        found = super().weighted_sum(weights)
+        if self.steps < 10:
+            return found
+        self.past = 0.9 * self.past + found
+        return self.past
+
+    def advance(self, previous: Tensor) -> None:
+        self.steps += 1
+
+
+def test_a_contribution_is_tried_again_as_the_run_goes_on() -> None:
+    with pytest.raises(EquidpError, match="Warming does not hold what it says"):
+        trained(contribution=Made(kind="Warming"))
+
+
 STEPS = list[tuple[int, int, bool]]()
 
 
@@ -602,8 +657,9 @@ class Counting(Contributing):
 def test_what_a_trial_of_a_contribution_began_to_keep_is_not_there_in_the_first_step() -> None:
     STEPS.clear()
     trained(contribution=Made(kind="Counting"))
-    two_trials = [0, 0, 0, 1, 1, *range(1, 16)]  # each takes two steps that are none, before the first and the second
-    assert [(seen, past) for seen, past, _ in STEPS] == [(number, number) for number in two_trials]
+    trials = (0, 1, 3, 7, 15)  # each takes two steps that are none
+    steps = [number for step in range(16) for number in [step] * (3 if step in trials else 1)]
+    assert [(seen, past) for seen, past, _ in STEPS] == [(number, number) for number in steps]
     assert [number for number, _, new in STEPS if new] == [0, 0, 0]
 
 

@@ -15,6 +15,7 @@ from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import all_finite
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.refusals import same
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.coins import Coins
@@ -180,7 +181,8 @@ class Looking:
 
         Every bound is of norms, so that a part which states them wrongly has no ε.
         """
-        if wrong := self._relabelled(draw.units[:LABELLED]) or self._untrue_of(draw.units[:TRIED]):
+        labelled = draw.units[:LABELLED]
+        if wrong := self._relabelled(labelled) or self._kept_losses(labelled) or self._untrue_of(draw.units[:TRIED]):
             beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
             part = type(self.contributing).__name__ + beside
             raise EquidpError(
@@ -197,6 +199,24 @@ class Looking:
         drawn = self._drew(before)
         alike = drawn or (alone.shape == together.shape and _alike(alone, together))
         return "" if alike else "the label of a record changes with the others of its batch"
+
+    @torch.no_grad()
+    def _kept_losses(self, units: Tensor) -> str:
+        """Whether a record's loss follows from batches before; empty if not. Every digit counts: few add up to many."""
+        if type(self.pursuing) is Pursuing or len(units) < 2:
+            return ""
+        before, (some, others) = global_random(self.population.device), units.tensor_split(2)
+        outputs = [self.engine.outputs(self.population.batch(part).features) for part in (some, others)]
+        self._drew(before)  # dropout, which is no part of the loss
+        first, _, again = self._lost(some, outputs[0]), self._lost(others, outputs[1]), self._lost(some, outputs[0])
+        # on a GPU what a model makes of records may differ from one time to the next
+        alike = self._drew(before) or (same if first.device.type == "cpu" else _alike)(first, again)
+        return "" if alike else "the loss of a record changes with the records of earlier batches"
+
+    def _lost(self, units: Tensor, outputs: Tensor) -> Tensor:
+        """`[b]` losses of these units at outputs that are known."""
+        batch = self._labelled(self.population.batch(units))
+        return self.engine.passes.watched(lambda: self.engine.loss(outputs, batch.labels))
 
     def _untrue_of(self, few: Tensor) -> str:
         """What the contribution says of these units that is not so; empty where all is."""

@@ -17,7 +17,7 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment, segment_at
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import all_finite
-from equidp.gradients.engine import GradientEngine
+from equidp.gradients.engine import GradientEngine, Looks
 from equidp.gradients.losses import Loss
 from equidp.gradients.recording import Recorder
 from equidp.gradients.shape import public_rows
@@ -127,9 +127,9 @@ class Trainer(Noising):
         run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
         self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
         self.contributing = algorithm.contribution.start(seen_by(algorithm.contribution, run, self.plan))
-        # of two steps, as one may leave what changes the next; this package's have tests, and a GPU would be waited for
+        # this package's have tests, and a GPU would be waited for
         self._foreign = _of_others(algorithm.contribution, self.contributing, self.pursuing)
-        self._untried = 2 * (algorithm.private and self._foreign)
+        self._trials = Looks()
         self._judged = _of_others(algorithm.sampler, self.sampling)
         self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
         self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
@@ -310,8 +310,7 @@ class Trainer(Noising):
         noise_multiplier = self.sampling.noise(segment) if charged else self.charge(segment)
         public = self.public_values(segment)
         norms, finite = None, None
-        if self._untried and len(draws[0].units):
-            self._untried -= 1
+        if self._foreign and len(draws[0].units) and self._trials.due():
             self.try_contribution(draws[0])
         if self.steps_done not in self._release_steps:
             public |= self.given
