@@ -91,7 +91,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     if first:
         tell_parameters(algorithm.name, network)
     at_once, graphs = _fitting(request, network, train, bytes_of(split.train) // (1 if peers is None else peers.size))
-    added = code_of_others((*map(type, algorithm.parts), type(network)))
+    added = code_of_others(map(type, (*algorithm.parts, *network.modules())))
     keeper = None
     if request.workplace is not None and first:
         data = {
