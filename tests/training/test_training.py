@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
@@ -27,7 +27,7 @@ from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, Trai
 from equidp.pipelines.training.nodes import plan_training
 from equidp.reporting.privacy_report import DECIDING, UNPROTECTED, privacy_report
 from equidp.system import installed
-from equidp.training import TrainingRequest, plan_run, prepare, privacy_statement, record_loss, train_model
+from equidp.training import TrainingRequest, plan_run, predict, prepare, privacy_statement, record_loss, train_model
 from equidp.training.conclusion import Trained
 
 pytestmark = pytest.mark.usefixtures("coarse")
@@ -363,6 +363,36 @@ def test_a_weight_rule_that_breaks_its_promise_is_refused_before_an_epsilon_is_t
 ) -> None:
     with pytest.raises(EquidpError, match=f"the weight rule {type(rule).__name__} {reason}"):
         planned(weights=rule)
+
+
+def test_a_plan_of_another_run_is_no_way_around_the_trial() -> None:
+    """Such as one that was written before the rule was edited."""
+    features, labels = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
+    schema = Schema("toy", "tabular", (2,), ("a", "b"), {"class": ("a", "b")}, ("x", "y"))
+    part = Records(features, labels, {"class": labels}, schema)
+    broken = dataclasses.replace(algorithm_settings("dpsgd").build(), weights=BoundTooSmall())
+    privacy, settings = PrivacySettings(noise_multiplier=1.0), TrainingSettings(batch_size=5, device="cpu")
+    plan, model = Plan(60, 5, 2, 2, 1e-5, 1.0), ModelSettings(name="logistic")
+    request = TrainingRequest(broken, plan, "class", model=model, privacy=privacy, training=settings, seed=0)
+    with pytest.raises(EquidpError, match="the weight rule BoundTooSmall lets a record add 1, more than"):
+        prepare(request, Split(part, part, part))
+
+
+class KeepsWhatItScores(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.seen = self.seen + x.mean(0)
+        return super().forward(x)
+
+
+def test_a_model_that_keeps_what_it_scores_is_refused() -> None:
+    """Test records, which `privacy.evaluation.epsilon` may protect, would leave with it."""
+    with pytest.raises(EquidpError, match="'seen' of the model or its loss changes in a forward pass"):
+        predict(KeepsWhatItScores(), torch.ones(5, 2))
 
 
 def test_a_bound_is_tried_in_every_kind_of_step() -> None:

@@ -55,8 +55,11 @@ CROWD = 64
 """Records of the largest batch that is tried."""
 
 
-def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
+def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = True) -> None:
     """Try what a schedule, a weight rule and a side release promise.
+
+    Args:
+        tell: warn of a bound so large that no record comes near it, where the noise is known.
 
     Raises:
         EquidpError: for a part that has where to keep what it is told, a schedule of other steps than the run's, a
@@ -80,7 +83,7 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
         return
     known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
     for number, segment in enumerate(_unlike(segments)):
-        carried, tell = scheduled(public, segment), number == 0 and plan.noise_multiplier > 0
+        carried, tell = scheduled(public, segment), tell and number == 0 and plan.noise_multiplier > 0
         if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
             _refuse_broken_rule(algorithm, rule, carried, tell=tell)
         if side is not None and rule.reads <= public.keys() | side.gives:
