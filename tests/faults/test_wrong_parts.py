@@ -734,6 +734,23 @@ def test_batches_that_no_coins_give_are_refused(made: Any, told: str) -> None:
         trained(sampler=Mine(), epochs=12)
 
 
+def test_a_sampler_that_tosses_coins_of_its_own_is_refused() -> None:
+    """Of a seed in its code everybody knows who is in a batch, in a secure run too: sampling hides nobody."""
+
+    class Seeded(PoissonSampling):
+        def draw(self) -> Draw:
+            stream = torch.Generator().manual_seed(7 + len(self.run.ledger.events))
+            coins = torch.rand(self.run.population.size, generator=stream)
+            return Draw((coins < self.rate).nonzero().squeeze(1))
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            return Seeded(self, run)
+
+    with pytest.raises(EquidpError, match="mine: Seeded draws coins that are not the run's"):
+        trained(sampler=Mine())
+
+
 def test_a_step_is_charged_for_the_noise_that_it_takes() -> None:
     class Falling(Drawing):
         """Its noise is a hundredth every other time that it is asked for."""

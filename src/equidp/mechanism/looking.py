@@ -31,6 +31,7 @@ from equidp.mechanism.parts import (
     Sampling,
     SideRelease,
     StepFacts,
+    Tossed,
     per_record,
 )
 from equidp.mechanism.sampling import Batch, Labelled, Population
@@ -76,6 +77,7 @@ class Looking:
     """Whether some public scale may be another than 1."""
     _asked: tuple[Tensor, Tensor, Tensor] | None = None
     _coins: Coins
+    _tossed: Tossed
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
 
@@ -171,8 +173,15 @@ class Looking:
 
     def judge(self, draw: Draw) -> None:
         """Refuse a batch, or batches, that independent coins of the charged rate do not give."""
-        budgeted = self.algorithm.sampler.budget(self.plan) is not None
-        if wrong := self._coins.unlike(draw.units, None if budgeted else self.sampling.rate):
+        sampler = self.algorithm.sampler
+        budgeted = sampler.budget(self.plan) is not None
+        wrong = self._coins.unlike(draw.units, None if budgeted else self.sampling.rate)
+        if not wrong and self.sampling.rate < 1 and not (budgeted or sampler.releases(self.plan) or self._tossed.asked):
+            wrong = (
+                "coins that are not the run's: whoever knows how foretells who is in a batch. Take them from run.random "
+                "(bernoulli or uniform)"
+            )
+        if wrong:
             part = type(self.sampling).__name__
             raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
 

@@ -29,7 +29,7 @@ from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.noising import Noising, unforeseen
 from equidp.mechanism.optimizers import Descent
-from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, seen_by, tensors
+from equidp.mechanism.parts import Draw, StepFacts, Tossed, known_sensitivity, seen_by, tensors
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, joined, moved, one_at_a_time, set_global_random
@@ -125,7 +125,8 @@ class Trainer(Noising):
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
             self.engine.passes.keeps_outputs = side.of_errors
         run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
-        self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
+        self._tossed = Tossed(random)
+        self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan, self._tossed))
         self.contributing = algorithm.contribution.start(seen_by(algorithm.contribution, run, self.plan))
         # this package's have tests, and a GPU would be waited for
         self._foreign = _of_others(algorithm.contribution, self.contributing, self.pursuing)
@@ -431,6 +432,7 @@ class Trainer(Noising):
         self.public, self.shown = moved(state["public"], device), dict(state["shown"])
         self.tell_objective()
         self.random.load_state_dict(state["random"])
+        self._tossed.asked = True  # for coins that are in the state
         if not self.random.renewed:
             set_global_random(state.get("global_random", {}), device)
         for name in ("sampling", "contributing", "updating", "accepting"):
