@@ -355,6 +355,23 @@ class ShortensInPlace(FlatClip):
         return public["clip_norm"] / norms.clamp_(min=float(public["clip_norm"]))
 
 
+class InRows(Sums):
+    """A count for each group, one below the other: noise for as many rows would be added to each of them."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return torch.bincount(groups, minlength=plan.groups).float().unsqueeze(1)
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_norm": 0.1 + noised.mean().clamp(0, 1)}
+
+
+class LongerForMany(Sums):
+    """Its length tells how many there are."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return super().statistic(norms, groups, public, plan).expand(1 + len(norms) // 20)
+
+
 class ClampsInPlace(Sums):
     """The norms that it has clamped are then weighed as if they were short."""
 
@@ -377,6 +394,8 @@ class OfCrowds(Sums):
         ({"weights": NeverLess()}, "lets a record add .*, more than the 0.5 of its `bound`"),
         ({"weights": ShortensInPlace()}, "changes the norms in place"),
         ({"side_release": ClampsInPlace()}, "changes the norms in place"),
+        ({"side_release": InRows()}, r"InRows gives statistics of the shapes \(2, 1\), and must give \[m\]"),
+        ({"side_release": LongerForMany()}, r"LongerForMany gives statistics of the shapes \(1,\), \(4,\), and must"),
         ({"side_release": OfCrowds()}, "times what the step is charged for"),
     ],
 )

@@ -1,6 +1,6 @@
 """Whether batches are such as independent coins give, which every ε here is computed for.
 
-A sampler of one's own is watched as it draws. What no chance explains is told; what looks like chance may still be none.
+A sampler of one's own is watched as it draws. What no chance explains is told; what looks like chance may be none.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ class Looking:
         wrong = self._coins.unlike(draw.units, None if budgeted else self.sampling.rate)
         if not wrong and self.sampling.rate < 1 and not (budgeted or sampler.releases(self.plan) or self._tossed.asked):
             wrong = (
-                "coins that are not the run's: whoever knows how foretells who is in a batch. Take them from run.random "
-                "(bernoulli or uniform)"
+                "coins that are not the run's: whoever knows how foretells who is in a batch. Take them from "
+                "run.random (bernoulli or uniform)"
             )
         if wrong:
             part = type(self.sampling).__name__

@@ -111,6 +111,12 @@ def _refuse_broken_side(
     algorithm: Algorithm, side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float, *, tell: bool
 ) -> None:
     name = f"the side release {type(side).__name__}"
+    sizes = {tuple(_of_batch(side, first, plan, size).shape) for size in (0, 1, 2, CROWD)}
+    if len(sizes) > 1 or any(len(shape) != 1 for shape in sizes):
+        raise EquidpError(
+            f"{algorithm.name}: {name} gives statistics of the shapes {', '.join(map(str, sorted(sizes)))}, and must "
+            "give [m], with one m for every batch: noise is drawn for each entry of a vector."
+        )
     if broken := _broken_names(side, first, plan):
         raise EquidpError(f"{algorithm.name}: {name} {broken}")
     norms, ids = torch.logspace(-9, 9, 19), torch.arange(19) % plan.groups
@@ -146,6 +152,11 @@ def _refuse_broken_side(
         )
     if tell:
         _tell_of_slack(algorithm, f"{name} with the gradients", "`sensitivity`, `added` or `joint_noise`", most)
+
+
+def _of_batch(side: SideRelease, public: Public, plan: Plan, size: int) -> Tensor:
+    """The statistic of so many records."""
+    return side.statistic(torch.linspace(size, 0, size), torch.arange(size) % plan.groups, public, plan)
 
 
 def _keeps(part: Part) -> str:
