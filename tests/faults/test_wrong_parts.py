@@ -165,6 +165,22 @@ def test_what_follows_the_noise_still_sees_the_iterates() -> None:
     assert trained(released_weights=ExponentialAverage())["epsilon"] > 0
 
 
+class FiveAtMost(Acceptance):
+    """Says that there are five candidates at most, and never ends the run."""
+
+    @property
+    def may_stop(self) -> bool:
+        return True
+
+    def cap(self, plan: Plan, sampling_rate: float) -> int:
+        return 5
+
+
+def test_a_run_ends_with_the_most_steps_that_its_epsilon_is_of() -> None:
+    ended = trained(acceptance=FiveAtMost())
+    assert (ended["accepted_steps"], [event["count"] for event in ended["charged"]]) == (5, [5])
+
+
 # ------------------------------------------------------------------------------------- what is kept from step to step
 
 

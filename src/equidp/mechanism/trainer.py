@@ -117,6 +117,7 @@ class Trainer(Noising):
         self.diagnostics = Diagnostics() if diagnostics else None
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
         self._release_steps = algorithm.release_steps(self.plan)
+        self._last = algorithm.acceptance.cap(self.plan, self.sampling_rate)  # ε is of no more steps
         self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
         self._zero, self._coins = torch.zeros((), device=population.device), Coins(population.size)
         self._scales = "scale" in set(algorithm.initial).union(*(part.gives | part.steers for part in algorithm.parts))
@@ -169,7 +170,7 @@ class Trainer(Noising):
     @property
     def finished(self) -> bool:
         """Whether the run has come to its end: its last step, or an earlier one where a part has ended it."""
-        return self.steps_done >= self.plan.steps or self.accepting.finished or self.sampling.exhausted
+        return self.steps_done >= self._last or self.accepting.finished or self.sampling.exhausted
 
     @one_at_a_time
     @unforeseen
