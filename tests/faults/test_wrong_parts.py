@@ -668,6 +668,29 @@ def test_a_contribution_is_tried_again_as_the_run_goes_on() -> None:
         trained(contribution=Made(kind="Warming"))
 
 
+class Comparing(Pursuing):
+    """Counts those as wrong whose outputs are further apart than the batch's are on average."""
+
+    def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        apart = (outputs[:, 0] - outputs[:, 1]).abs()
+        return apart > apart.mean()
+
+
+class Compared(Objective):
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Comparing(loss)
+
+
+class Errors(Sums):
+    of_errors: ClassVar[bool] = True
+
+
+def test_who_counts_as_wrong_follows_from_nobody_else() -> None:
+    assert trained(side_release=Errors())["epsilon"] > 0
+    with pytest.raises(EquidpError, match="whether a record counts as classified wrongly changes with the others"):
+        trained(side_release=Errors(), objective=Compared())
+
+
 STEPS = list[tuple[int, int, bool]]()
 
 

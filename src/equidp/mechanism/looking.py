@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,10 +13,8 @@ from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import all_finite
 from equidp.gradients.engine import GradientEngine
-from equidp.gradients.refusals import same
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
-from equidp.mechanism.coins import Coins
 from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.optimizers import refuse_asking
@@ -31,7 +27,6 @@ from equidp.mechanism.parts import (
     Sampling,
     SideRelease,
     StepFacts,
-    Tossed,
     per_record,
 )
 from equidp.mechanism.sampling import Batch, Labelled, Population
@@ -42,10 +37,6 @@ if TYPE_CHECKING:
 
 LOOK_BATCH = 1024
 """Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
-
-
-TRIED, LABELLED = 3, 32
-"""Units whose contributions are tried, and whose labels are where an objective of one's own gives them."""
 
 
 class Looking:
@@ -76,8 +67,6 @@ class Looking:
     _scales: bool
     """Whether some public scale may be another than 1."""
     _asked: tuple[Tensor, Tensor, Tensor] | None = None
-    _coins: Coins
-    _tossed: Tossed
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
 
@@ -170,112 +159,6 @@ class Looking:
                 "times what is no number is no number): it would spoil the whole model. So ε would not hold."
             )
         return total
-
-    def judge(self, draw: Draw) -> None:
-        """Refuse a batch, or batches, that independent coins of the charged rate do not give."""
-        sampler = self.algorithm.sampler
-        budgeted = sampler.budget(self.plan) is not None
-        wrong = self._coins.unlike(draw.units, None if budgeted else self.sampling.rate)
-        if not wrong and self.sampling.rate < 1 and not (budgeted or sampler.releases(self.plan) or self._tossed.asked):
-            wrong = (
-                "coins that are not the run's: whoever knows how foretells who is in a batch. Take them from "
-                "run.random (bernoulli or uniform)"
-            )
-        if wrong:
-            part = type(self.sampling).__name__
-            raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
-
-    def try_contribution(self, draw: Draw) -> None:
-        """Refuse vectors that are longer than their norms, or norms that change with the others of a batch.
-
-        Every bound is of norms, so that a part which states them wrongly has no ε.
-        """
-        labelled = draw.units[:LABELLED]
-        if wrong := self._relabelled(labelled) or self._kept_losses(labelled) or self._untrue_of(draw.units[:TRIED]):
-            beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
-            part = type(self.contributing).__name__ + beside
-            raise EquidpError(
-                f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
-            )
-
-    def _relabelled(self, units: Tensor) -> str:
-        """Whether what the loss takes as a record's label follows from the batch's other records; empty if not."""
-        if type(self.pursuing) is Pursuing:
-            return ""
-        before = global_random(self.population.device)
-        alone = torch.cat([self._labelled(self.population.batch(unit)).labels for unit in units.split(1)])
-        together = self._labelled(self.population.batch(units)).labels
-        drawn = self._drew(before)
-        alike = drawn or (alone.shape == together.shape and _alike(alone, together))
-        return "" if alike else "the label of a record changes with the others of its batch"
-
-    @torch.no_grad()
-    def _kept_losses(self, units: Tensor) -> str:
-        """Whether a record's loss follows from batches before; empty if not. Every digit counts: few add up to many."""
-        if type(self.pursuing) is Pursuing or len(units) < 2:
-            return ""
-        before, (some, others) = global_random(self.population.device), units.tensor_split(2)
-        outputs = [self.engine.outputs(self.population.batch(part).features) for part in (some, others)]
-        self._drew(before)  # dropout, which is no part of the loss
-        first, _, again = self._lost(some, outputs[0]), self._lost(others, outputs[1]), self._lost(some, outputs[0])
-        # on a GPU what a model makes of records may differ from one time to the next
-        alike = self._drew(before) or (same if first.device.type == "cpu" else _alike)(first, again)
-        return "" if alike else "the loss of a record changes with the records of earlier batches"
-
-    def _lost(self, units: Tensor, outputs: Tensor) -> Tensor:
-        """`[b]` losses of these units at outputs that are known."""
-        batch = self._labelled(self.population.batch(units))
-        return self.engine.passes.watched(lambda: self.engine.loss(outputs, batch.labels))
-
-    def _untrue_of(self, few: Tensor) -> str:
-        """What the contribution says of these units that is not so; empty where all is."""
-        before = global_random(self.population.device)
-        ones = torch.ones(len(few), device=few.device)
-        alone, vectors_alone = [], []
-        for unit in few.split(1):
-            alone.append(self.norms_of(self.batch(unit)))
-            vectors_alone.append(self.contributing.weighted_sum(ones[:1]))
-        norms = self.norms_of(self.batch(few))
-        vectors = torch.stack([self.contributing.weighted_sum(weights) for weights in ones.diag()])
-        together = self.contributing.weighted_sum(ones)
-        drawn = self._drew(before)
-        if not bool(norms.isfinite().all()):
-            return ""
-        room = 0.02 * norms.max() + 1e-12  # in half precision a batch of other size rounds otherwise
-        if bool((vectors.norm(dim=1) > norms + room).any()):
-            return "the vector of a record is longer than its norm"
-        if bool((together - vectors.sum(0)).norm() > len(few) * room):
-            return "`weighted_sum` is no sum of the records' vectors"
-        if not drawn and bool(((torch.cat(alone) - norms).abs() > room).any()):
-            return "the norm of a record changes with the others of its batch"
-        if not drawn and bool(((torch.stack(vectors_alone) - vectors).norm(dim=1) > 2 * room).any()):
-            return "the vector of a record changes with the others of its batch"
-        if not drawn and self.contributing.remembers and len(few) == TRIED and self._remembered(few):
-            return "the vector of a record changes with the records of earlier batches"
-        return ""
-
-    def _drew(self, before: Mapping[str, Tensor]) -> bool:
-        """Whether torch's generators were drawn from since they had these states, which they get again."""
-        now = global_random(self.population.device)
-        set_global_random(before, self.population.device)
-        return any(not torch.equal(before[name], state) for name, state in now.items())
-
-    def _remembered(self, few: Tensor) -> bool:
-        """Whether one unit's vector differs after a step with another unit alone, and after one with a third."""
-        one, *others = few.split(1)
-        running, taken = self.contributing, self.engine.flatten()
-        before, found = kept(running), []
-        for other in others:
-            running.norms(self.batch(other))
-            running.weighted_sum(torch.ones(1, device=few.device))
-            running.advance(taken + 1e-3)  # both steps went the same way
-            running.norms(self.batch(one))
-            found.append(running.weighted_sum(torch.ones(1, device=few.device)))
-            vars(running).clear()  # what it has begun to keep goes, too
-            vars(running).update(before)
-            before = kept(running)
-        # the same calls but for what it may have kept: they round alike, in half precision too
-        return bool((found[0] - found[1]).norm() > 1e-3 * found[0].norm() + 1e-12)
 
     def norms_of_all(self) -> Tensor:
         """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""
@@ -406,29 +289,6 @@ def _mean_of_units(batch: Batch, of_records: Tensor) -> Tensor:
         return of_records
     total = torch.zeros(len(batch), device=of_records.device).index_add_(0, batch.owners, of_records)
     return total / torch.bincount(batch.owners, minlength=len(batch))
-
-
-def _alike(alone: Tensor, together: Tensor) -> bool:
-    """Whether labels are the same, but for how a batch of other size rounds what a model makes of records."""
-    if not alone.is_floating_point():
-        return torch.equal(alone, together)
-    room = 0.01 * float(alone.nan_to_num(0.0, 0.0, 0.0).abs().max())
-    return torch.allclose(alone, together, rtol=0.0, atol=room, equal_nan=True)
-
-
-def kept(running: Contributing) -> dict[str, Any]:
-    """Its attributes, those that a step may change in place as copies."""
-    return {name: _copied(value) for name, value in vars(running).items()}
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    if type(value) is list:
-        return [_copied(one) for one in value]
-    if type(value) is dict:
-        return {name: _copied(one) for name, one in value.items()}
-    return copy(value) if isinstance(value, (list, dict, set, deque)) else value
 
 
 def packed(counts: Sequence[int], rows: int) -> list[int]:

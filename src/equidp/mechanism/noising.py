@@ -13,10 +13,10 @@ from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Segment
 from equidp.gradients.precision import refuse_around, refuse_short_products
-from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
 from equidp.mechanism.states import seed_unforeseen
+from equidp.mechanism.trying import Trying
 
 if TYPE_CHECKING:
     from equidp.mechanism.recorded import Padded
@@ -46,7 +46,7 @@ def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
     return alone
 
 
-class Noising(Looking):
+class Noising(Trying):
     """A loop that noises sums and statistics of its records."""
 
     ledger: Ledger
