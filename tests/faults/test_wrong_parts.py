@@ -809,6 +809,27 @@ def test_a_sampler_that_tosses_coins_of_its_own_is_refused() -> None:
         trained(sampler=Mine())
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_a_second_coin_follows_from_a_record_alone(others: bool) -> None:
+    class Trimming(Drawing):
+        """Leaves out the longest gradients: of the batch, or those beyond a public number."""
+
+        def kept(self, draw: Draw, norms: Tensor) -> Tensor:
+            return norms <= (norms.quantile(0.9) if others and len(norms) else torch.tensor(0.6))
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Trimming(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    if not others:
+        assert trained(sampler=Mine())["epsilon"] > 0
+        return
+    with pytest.raises(EquidpError, match=r"Trimming\.kept decides on a record by the others of its batch"):
+        trained(sampler=Mine())
+
+
 def test_a_step_is_charged_for_the_noise_that_it_takes() -> None:
     class Falling(Drawing):
         """Its noise is a hundredth every other time that it is asked for."""

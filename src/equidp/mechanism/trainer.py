@@ -131,7 +131,7 @@ class Trainer(Noising):
         self.contributing = algorithm.contribution.start(seen_by(algorithm.contribution, run, self.plan))
         # this package's have tests, and a GPU would be waited for
         self._foreign = _of_others(algorithm.contribution, self.contributing, self.pursuing)
-        self._trials = Looks()
+        self._trials, self._second_coins = Looks(), Looks()
         self._judged = _of_others(algorithm.sampler, self.sampling)
         self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
         self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
@@ -352,7 +352,7 @@ class Trainer(Noising):
             fresh = norms[index] if kept and norms is not None else self.norms_again(batch)
             known = finite if kept else None
             weights = self.weights(fresh, batch.groups if grouped else None, public, finite=known)
-            if draws is not None and (mask := self.sampling.kept(draws[index], fresh)) is not None:
+            if draws is not None and (mask := self.kept(draws[index], fresh)) is not None:
                 weights = torch.where(mask, weights, 0.0)
             part = self.sum_of(weights)
             total = part if total is None else total + part

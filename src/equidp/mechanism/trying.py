@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equidp.errors import EquidpError
+from equidp.gradients.engine import Looks
 from equidp.gradients.refusals import same
 from equidp.mechanism.coins import Coins
 from equidp.mechanism.looking import Looking
@@ -29,6 +30,9 @@ class Trying(Looking):
 
     _coins: Coins
     _tossed: Tossed
+    _judged: bool
+    """Whether the sampler comes from another package."""
+    _second_coins: Looks
 
     def judge(self, draw: Draw) -> None:
         """Refuse a batch, or batches, that independent coins of the charged rate do not give."""
@@ -44,13 +48,38 @@ class Trying(Looking):
             part = type(self.sampling).__name__
             raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
 
+    def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
+        """`[u]` bool, the sampler's second coin for units of these norms; None keeps all.
+
+        Raises:
+            EquidpError: where a sampler of one's own looks at the others of a batch: one record would add its bound,
+                and take that of another away.
+        """
+        mask = self.sampling.kept(draw, norms)
+        if mask is None or not (self._judged and len(norms) and self._second_coins.due()):
+            return mask
+        streams, some = self.random.state_dict(), draw.units[:LABELLED]
+        few = Draw(some, None if draw.coins is None else draw.coins[: len(some)])
+        alone = [self.sampling.kept(*one) for one in zip(few.split(1), norms[: len(some)].split(1), strict=True)]
+        twice = self.sampling.kept(draw, norms)  # not the same where it draws coins by then
+        self.random.load_state_dict(streams)
+        fixed = twice is not None and torch.equal(twice, mask)
+        if fixed and any(one is None or bool(one) != bool(mask[at]) for at, one in enumerate(alone)):
+            raise EquidpError(
+                f"{self.algorithm.name}: {type(self.sampling).__name__}.kept decides on a record by the others of its "
+                "batch, and may look at its own norm and coin, and at public values alone. So ε would not hold."
+            )
+        return mask
+
     def try_contribution(self, draw: Draw) -> None:
         """Refuse vectors that are longer than their norms, or norms that change with the others of a batch.
 
         Every bound is of norms, so that a part which states them wrongly has no ε.
         """
-        labelled = draw.units[:LABELLED]
-        if wrong := self._relabelled(labelled) or self._kept_losses(labelled) or self._untrue_of(draw.units[:TRIED]):
+        labelled, streams = draw.units[:LABELLED], self.random.state_dict()
+        wrong = self._relabelled(labelled) or self._kept_losses(labelled) or self._untrue_of(draw.units[:TRIED])
+        self.random.load_state_dict(streams)  # a resumed run tries at other steps, and has to draw the same
+        if wrong:
             beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
             part = type(self.contributing).__name__ + beside
             raise EquidpError(
@@ -137,7 +166,7 @@ class Trying(Looking):
         """Whether one unit's vector differs after a step with another unit alone, and after one with a third."""
         one, *others = few.split(1)
         running, taken = self.contributing, self.engine.flatten()
-        before, found = kept(running), []
+        before, found = kept_of(running), []
         for other in others:
             running.norms(self.batch(other))
             running.weighted_sum(torch.ones(1, device=few.device))
@@ -146,7 +175,7 @@ class Trying(Looking):
             found.append(running.weighted_sum(torch.ones(1, device=few.device)))
             vars(running).clear()  # what it has begun to keep goes, too
             vars(running).update(before)
-            before = kept(running)
+            before = kept_of(running)
         # the same calls but for what it may have kept: they round alike, in half precision too
         return bool((found[0] - found[1]).norm() > 1e-3 * found[0].norm() + 1e-12)
 
@@ -159,7 +188,7 @@ def _alike(alone: Tensor, together: Tensor) -> bool:
     return torch.allclose(alone, together, rtol=0.0, atol=room, equal_nan=True)
 
 
-def kept(running: Contributing) -> dict[str, Any]:
+def kept_of(running: Contributing) -> dict[str, Any]:
     """Its attributes, those that a step may change in place as copies."""
     return {name: _copied(value) for name, value in vars(running).items()}
 
