@@ -477,6 +477,11 @@ class Misspelt(QuantileCount):
         return {"clip_nrom": public["clip_norm"]}
 
 
+class OfOne(QuantileCount):
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_norm": 0.1 + noised.clamp(0, 1)}
+
+
 class Forgets(QuantileCount):
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         return {}
@@ -488,6 +493,7 @@ class Forgets(QuantileCount):
         (NotClamped(), r"makes clip_norm = -?0\.0 of the noised statistic .*clamp what `later` and `now` make"),
         (Divides(), r"makes clip_norm = nan of the noised statistic \[0\.0\]"),
         (Misspelt(), r"returns 'clip_nrom' in `later`, which it does not declare. Did you mean 'clip_norm'\?"),
+        (OfOne(), r"makes 'clip_norm' of shape \(1,\), and must make it of \(\) for all records, or of \[3\]"),
         (Forgets(), "declares 'clip_norm', and `later` does not return it"),
     ],
 )

@@ -88,8 +88,8 @@ def _refuse_other_state(model: nn.Module) -> None:
     watched = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     if other := sorted(model.state_dict().keys() - {name for name, _ in watched}):
         raise EquidpError(
-            f"The model's state_dict has {other[0]!r}, which is neither a parameter nor a buffer: what it learns of the "
-            "records would leave with the model, and nobody sees it. Leave it out, or register a buffer."
+            f"The model's state_dict has {other[0]!r}, which is neither a parameter nor a buffer: what it learns of "
+            "the records would leave with the model, and nobody sees it. Leave it out, or register a buffer."
         )
 
 

@@ -208,9 +208,15 @@ def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
 
 
 def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
-    """Which values a side release returns under names that it has not declared, or does not; empty where none."""
+    """Which values a side release returns under names that it has not declared, or does not, or of other shapes."""
     facts = StepFacts(plan, 0, 1.0, torch.tensor(1.0), 1, plan.sampling_rate)
     every = [side.consequences(value, first, first, facts) for value in _noised(side, first, plan)]
+    for name, value in ((name, value) for found in every for made in found for name, value in made.items()):
+        if name not in side.keeps and tuple(value.shape) not in ((), (plan.groups,)):
+            return (
+                f"makes {name!r} of shape {tuple(value.shape)}, and must make it of () for all records, or of "
+                f"[{plan.groups}], one for each group."
+            )
     later, now = (frozenset[str]().union(*found) for found in zip(*every, strict=True))
     for method, found, declared in (("later", later, side.steers | side.keeps), ("now", now, side.gives)):
         if extra := sorted(found - declared):
