@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -20,7 +21,7 @@ from equidp.errors import EquidpError
 from equidp.mechanism.parts import FlatClip
 from equidp.models import MODELS, build_model
 from equidp.models.linear import Logistic
-from equidp.training.digests import code_of_others
+from equidp.training.digests import code_of_others, initial_state
 
 ALGORITHM = """
 from equidp.algorithms.settings import AlgorithmSettings
@@ -173,3 +174,32 @@ def test_a_resumed_run_has_to_agree_with_the_code_of_parts_and_models_from_elsew
     assert code_of_others([FlatClip, Logistic, nn.Linear]) == ""
     assert len(code_of_others([FlatClip, Own])) == 64
     assert code_of_others([Own]) == code_of_others([Net])  # of one package, whose every file counts
+
+
+def test_code_is_read_anew_and_what_was_typed_into_a_notebook_is_never_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "edited_parts.py"
+    file.write_text("from equidp.mechanism.parts import FlatClip\n\n\nclass Mine(FlatClip):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = importlib.import_module("edited_parts").Mine
+    before = code_of_others([kind])
+    assert before == code_of_others([kind])
+    file.write_text(file.read_text().replace("pass", "of = 2"))
+    assert before != code_of_others([kind])  # in the same process
+
+    typed = type("Typed", (FlatClip,), {"__module__": "typed_into_a_notebook"})
+    assert code_of_others([typed]) != code_of_others([typed])
+
+
+def test_a_tensor_that_a_layer_keeps_as_no_buffer_is_a_setting_too() -> None:
+    """Read from a file, say: the same noise on other sums would give their difference."""
+
+    def made(table: float) -> nn.Module:
+        network = nn.Sequential(nn.Linear(2, 2))
+        torch.nn.init.zeros_(network[0].weight)
+        torch.nn.init.zeros_(network[0].bias)
+        network[0].table = torch.tensor([table])
+        return network
+
+    assert initial_state(made(1.0)) == initial_state(made(1.0)) != initial_state(made(2.0))

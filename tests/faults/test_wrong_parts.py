@@ -113,9 +113,42 @@ class Hardest(PoissonSampler):
         return sampling
 
 
+class Made(Contribution):
+    kind: str
+
+    def start(self, run: Run) -> Contributing:
+        return globals()[self.kind](run)
+
+
+class TowardsAll(Contributing):
+    """Adds the exact mean gradient of all records to each one's (SVRG)."""
+
+    def norms(self, batch: Batch) -> Tensor:
+        everyone = self.run.population.batch(everybody(self.run))
+        self.mean = self.run.engine.norms(everyone.features, everyone.labels).mean()
+        return super().norms(batch)
+
+
+class ByAllNorms(Contributing):
+    def norms(self, batch: Batch) -> Tensor:
+        return super().norms(batch) / self.run.norms_of_all().mean()
+
+
+class ByActivations(Update):
+    """Divides the step by what a hook saw of the activations."""
+
+    def start(self, run: Run) -> Updating:
+        updating = Updating()
+        run.engine.model.register_forward_pre_hook(lambda layer, given: setattr(updating, "seen", given[0].mean()))
+        return updating
+
+
 @pytest.mark.parametrize(
     ("parts", "asked"),
     [
+        ({"contribution": Made(kind="TowardsAll")}, "Made asks for run.population.batch"),
+        ({"contribution": Made(kind="ByAllNorms")}, "Made asks for run.norms_of_all"),
+        ({"update": ByActivations()}, "ByActivations asks for run.engine.model"),
         ({"update": LedByNorms()}, "LedByNorms asks for run.norms_of_all"),
         ({"update": AddsTheGradient()}, "AddsTheGradient asks for run.engine.weighted_sum"),
         ({"released_weights": Best()}, "Best asks for run.losses"),
@@ -124,12 +157,28 @@ class Hardest(PoissonSampler):
     ],
 )
 def test_a_part_that_charges_nothing_sees_no_record(parts: dict[str, Any], asked: str) -> None:
-    with pytest.raises(EquidpError, match=f"{asked}, and charges nothing.*it may see"):
+    with pytest.raises(EquidpError, match=f"{asked}, and charges nothing.*may see"):
         trained(**parts)
 
 
 def test_what_follows_the_noise_still_sees_the_iterates() -> None:
     assert trained(released_weights=ExponentialAverage())["epsilon"] > 0
+
+
+class FiveAtMost(Acceptance):
+    """Says that there are five candidates at most, and never ends the run."""
+
+    @property
+    def may_stop(self) -> bool:
+        return True
+
+    def cap(self, plan: Plan, sampling_rate: float) -> int:
+        return 5
+
+
+def test_a_run_ends_with_the_most_steps_that_its_epsilon_is_of() -> None:
+    ended = trained(acceptance=FiveAtMost())
+    assert (ended["accepted_steps"], [event["count"] for event in ended["charged"]]) == (5, [5])
 
 
 # ------------------------------------------------------------------------------------- what is kept from step to step
@@ -322,6 +371,23 @@ class ShortensInPlace(FlatClip):
         return public["clip_norm"] / norms.clamp_(min=float(public["clip_norm"]))
 
 
+class InRows(Sums):
+    """A count for each group, one below the other: noise for as many rows would be added to each of them."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return torch.bincount(groups, minlength=plan.groups).float().unsqueeze(1)
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_norm": 0.1 + noised.mean().clamp(0, 1)}
+
+
+class LongerForMany(Sums):
+    """Its length tells how many there are."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return super().statistic(norms, groups, public, plan).expand(1 + len(norms) // 20)
+
+
 class ClampsInPlace(Sums):
     """The norms that it has clamped are then weighed as if they were short."""
 
@@ -344,6 +410,8 @@ class OfCrowds(Sums):
         ({"weights": NeverLess()}, "lets a record add .*, more than the 0.5 of its `bound`"),
         ({"weights": ShortensInPlace()}, "changes the norms in place"),
         ({"side_release": ClampsInPlace()}, "changes the norms in place"),
+        ({"side_release": InRows()}, r"InRows gives statistics of the shapes \(2, 1\), and must give \[m\]"),
+        ({"side_release": LongerForMany()}, r"LongerForMany gives statistics of the shapes \(1,\), \(4,\), and must"),
         ({"side_release": OfCrowds()}, "times what the step is charged for"),
     ],
 )
@@ -464,13 +532,6 @@ class Followed(Scaled):
         self.scale = (self.run.engine.flatten() - previous).norm() + 0.1
 
 
-class Made(Contribution):
-    kind: str
-
-    def start(self, run: Run) -> Contributing:
-        return globals()[self.kind](run)
-
-
 class ByRecord(Contributing):
     """A matrix of each record's gradient, whoever's it is."""
 
@@ -552,6 +613,84 @@ def test_labels_made_of_other_records_are_refused() -> None:
         trained(objective=Swapped())
 
 
+class Balancing(Pursuing):
+    """Allows for the shares that classes had so far: exact, and each record is in all that come after."""
+
+    def __init__(self, loss: Loss, since: int) -> None:
+        self.shares, self.since = torch.ones(2) / 2, since
+        super().__init__(lambda outputs, labels: loss(outputs + self.shares.log(), labels))
+
+    def labels(self, batch: Batch) -> Tensor:
+        if len(batch) and self.since <= 0:
+            shares = torch.bincount(batch.labels, minlength=2) / len(batch.labels)
+            self.shares = self.shares.lerp(shares, 1e-3)
+        return batch.labels
+
+    def follow(self, public: Public) -> None:
+        self.since -= 1
+
+
+class Balanced(Objective):
+    since: int = 0
+
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Balancing(loss, self.since)
+
+
+@pytest.mark.parametrize("since", [0, 10])
+def test_a_loss_that_follows_from_the_labels_of_earlier_batches_is_refused(since: int) -> None:
+    with pytest.raises(EquidpError, match="the loss of a record changes with the records of earlier batches"):
+        trained(objective=Balanced(since=since))
+
+
+class Warming(Contributing):
+    """Momentum of the exact sums, once ten steps are done."""
+
+    remembers, remembered = True, ("past", "steps")
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.past, self.steps = torch.zeros(()), 0
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        found = super().weighted_sum(weights)
+        if self.steps < 10:
+            return found
+        self.past = 0.9 * self.past + found
+        return self.past
+
+    def advance(self, previous: Tensor) -> None:
+        self.steps += 1
+
+
+def test_a_contribution_is_tried_again_as_the_run_goes_on() -> None:
+    with pytest.raises(EquidpError, match="Warming does not hold what it says"):
+        trained(contribution=Made(kind="Warming"))
+
+
+class Comparing(Pursuing):
+    """Counts those as wrong whose outputs are further apart than the batch's are on average."""
+
+    def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        apart = (outputs[:, 0] - outputs[:, 1]).abs()
+        return apart > apart.mean()
+
+
+class Compared(Objective):
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Comparing(loss)
+
+
+class Errors(Sums):
+    of_errors: ClassVar[bool] = True
+
+
+def test_who_counts_as_wrong_follows_from_nobody_else() -> None:
+    assert trained(side_release=Errors())["epsilon"] > 0
+    with pytest.raises(EquidpError, match="whether a record counts as classified wrongly changes with the others"):
+        trained(side_release=Errors(), objective=Compared())
+
+
 STEPS = list[tuple[int, int, bool]]()
 
 
@@ -576,8 +715,9 @@ class Counting(Contributing):
 def test_what_a_trial_of_a_contribution_began_to_keep_is_not_there_in_the_first_step() -> None:
     STEPS.clear()
     trained(contribution=Made(kind="Counting"))
-    two_trials = [0, 0, 0, 1, 1, *range(1, 16)]  # each takes two steps that are none, before the first and the second
-    assert [(seen, past) for seen, past, _ in STEPS] == [(number, number) for number in two_trials]
+    trials = (0, 1, 3, 7, 15)  # each takes two steps that are none
+    steps = [number for step in range(16) for number in [step] * (3 if step in trials else 1)]
+    assert [(seen, past) for seen, past, _ in STEPS] == [(number, number) for number in steps]
     assert [number for number, _, new in STEPS if new] == [0, 0, 0]
 
 
@@ -610,11 +750,33 @@ class Slices:
         return batch.sort().values
 
 
+class InTurn:
+    """Each unit once in an epoch, in a batch that it chooses by itself (balls in bins)."""
+
+    def __init__(self) -> None:
+        self.batch = torch.zeros(0)
+        self.step = 0
+
+    def __call__(self, units: Tensor) -> Tensor:
+        if self.step % 8 == 0:
+            self.batch = torch.randint(8, (152,))  # so many train
+        self.step += 1
+        return ((self.step - 1) % 8 == self.batch).nonzero().squeeze(1)
+
+
+def favouring(few: int) -> Any:
+    return lambda units: torch.cat([torch.arange(few), units[units >= few]])
+
+
 @pytest.mark.parametrize(
     ("made", "told"),
     [
+        (InTurn(), "every unit about as often as every other"),
+        (favouring(1), "some units more often than others"),
+        (favouring(5), "some units more often than others"),
         (Slices(), "batches of one size"),
         (lambda units: units.repeat(2), "units that are not distinct and in ascending order"),
+        (lambda units: torch.arange(150, 160), "units from 150 to 159, of 152 from 0 on"),
         (lambda units: torch.arange(140), "140 units by step 1, more than its `sampling_rate` gives"),
         (shuffled, "batches of one size"),
     ],
@@ -627,7 +789,65 @@ def test_batches_that_no_coins_give_are_refused(made: Any, told: str) -> None:
             return sampling
 
     with pytest.raises(EquidpError, match=f"mine: Drawing draws {told}"):
-        trained(sampler=Mine(), epochs=4)
+        trained(sampler=Mine(), epochs=12)
+
+
+def test_a_sampler_that_tosses_coins_of_its_own_is_refused() -> None:
+    """Of a seed in its code everybody knows who is in a batch, in a secure run too: sampling hides nobody."""
+
+    class Seeded(PoissonSampling):
+        def draw(self) -> Draw:
+            stream = torch.Generator().manual_seed(7 + len(self.run.ledger.events))
+            coins = torch.rand(self.run.population.size, generator=stream)
+            return Draw((coins < self.rate).nonzero().squeeze(1))
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            return Seeded(self, run)
+
+    with pytest.raises(EquidpError, match="mine: Seeded draws coins that are not the run's"):
+        trained(sampler=Mine())
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_second_coin_follows_from_a_record_alone(others: bool) -> None:
+    class Trimming(Drawing):
+        """Leaves out the longest gradients: of the batch, or those beyond a public number."""
+
+        def kept(self, draw: Draw, norms: Tensor) -> Tensor:
+            return norms <= (norms.quantile(0.9) if others and len(norms) else torch.tensor(0.6))
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Trimming(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    if not others:
+        assert trained(sampler=Mine())["epsilon"] > 0
+        return
+    with pytest.raises(EquidpError, match=r"Trimming\.kept decides on a record by the others of its batch"):
+        trained(sampler=Mine())
+
+
+def test_a_step_is_charged_for_the_noise_that_it_takes() -> None:
+    class Falling(Drawing):
+        """Its noise is a hundredth every other time that it is asked for."""
+
+        asked = 0
+
+        def noise(self, segment: Segment) -> float:
+            self.asked += 1
+            return super().noise(segment) * (0.01 if self.asked % 2 else 1)
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Falling(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    with pytest.raises(EquidpError, match="The ledger differs from the plan"):
+        trained(sampler=Mine())
 
 
 def test_batches_of_coins_are_let_through() -> None:
@@ -637,4 +857,4 @@ def test_batches_of_coins_are_let_through() -> None:
             sampling.make = lambda units: units
             return sampling
 
-    assert trained(sampler=Mine(), epochs=4)["epsilon"] > 0
+    assert trained(sampler=Mine(), epochs=40)["epsilon"] > 0

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from equidp.mechanism.noise import SeededRandom, Stream
+from equidp.errors import EquidpError
+from equidp.mechanism.noise import RandomSource, SeededRandom, Stream
+from equidp.mechanism.secure import SecureRandom
 
 STREAMS = get_args(Stream)
 
@@ -73,3 +75,11 @@ def test_noise_is_scaled_by_multiplier_and_sensitivity(sensitivity: float | Tens
     values = torch.arange(5.0)
     noised = SeededRandom(5, "cpu").perturb(values, sensitivity=sensitivity, noise_multiplier=2.0)
     torch.testing.assert_close(noised, values + 6.0 * SeededRandom(5, "cpu").normal(5))
+
+
+@pytest.mark.parametrize("random", [SeededRandom(0, "cpu"), SecureRandom("cpu")])
+@pytest.mark.parametrize("shape", [(3, 1), (1, 3), ()])
+def test_what_is_noised_is_a_vector(random: RandomSource, shape: tuple[int, ...]) -> None:
+    """Of a table the rows would share their noise."""
+    with pytest.raises(EquidpError, match="noise is drawn for a vector"):
+        random.perturb(torch.zeros(shape), sensitivity=1.0, noise_multiplier=1.0)

@@ -275,3 +275,23 @@ def test_models_built_at_once_start_from_their_seeds_weights() -> None:
     with ThreadPoolExecutor(4) as pool:
         built = list(pool.map(lambda _: weights_of(build_model("resnet9", schema, seed=1)), range(12)))
     assert all(torch.equal(weights[name], alone[name]) for weights in built for name in alone)
+
+
+class Remembering(Wrong):
+    """Keeps the mean of what it sees where no buffer is, and gives it away with its weights."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.mean = features.float().mean(0).flatten()
+        return super().forward(features)
+
+    def get_extra_state(self) -> Tensor:
+        return getattr(self, "mean", torch.zeros(1))
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.mean = state
+
+
+def test_what_leaves_with_the_weights_is_what_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "remembering", Remembering)
+    with pytest.raises(EquidpError, match="'_extra_state', which is neither a parameter nor a buffer"):
+        build_model("remembering", SCHEMAS["table"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
@@ -22,12 +22,12 @@ from equidp.data.records import Membership, Records, Schema, Split
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
-from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule, StepFacts
+from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule, StepFacts, WeightRule
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines.training.nodes import plan_training
 from equidp.reporting.privacy_report import DECIDING, UNPROTECTED, privacy_report
 from equidp.system import installed
-from equidp.training import TrainingRequest, plan_run, prepare, privacy_statement, record_loss, train_model
+from equidp.training import TrainingRequest, plan_run, predict, prepare, privacy_statement, record_loss, train_model
 from equidp.training.conclusion import Trained
 
 pytestmark = pytest.mark.usefixtures("coarse")
@@ -307,14 +307,44 @@ class BrokenInOnePlace(FlatClip):
         return torch.where((share > 1.7) & (share < 1.75), 1.0, super().weights(norms, public))
 
 
+class BoundOfItsOwn(FlatClip):
+    """Bounds by a number of its own, and weighs by the carried one."""
+
+    own: float = 1.0
+
+    def bound(self, public: Public) -> Tensor:
+        return torch.full_like(public["clip_norm"], self.own)
+
+
+class Rising(Schedule):
+    def segments(self, plan: Plan) -> tuple[Segment, ...]:
+        return (Segment(plan.steps - 4), Segment(3, clip=5.0), Segment(1))
+
+
+class Louder(Schedule):
+    def segments(self, plan: Plan) -> tuple[Segment, ...]:
+        return (Segment(plan.steps - 4), Segment(4, noise=20.0))
+
+
+class NineTenths(QuantileCount):
+    """Its noise stays, and what is charged is so much of the gradients': enough where these have less noise."""
+
+    def noise(self, plan: Plan) -> float:
+        return 12.0
+
+    def joint_noise(self, rule: WeightRule, plan: Plan, noise_multiplier: float) -> float:
+        return 0.9 * noise_multiplier
+
+
 class HalfTheRun(Schedule):
     def segments(self, plan: Plan) -> tuple[Segment, ...]:
         return (Segment(plan.steps // 2),)
 
 
-def planned(name: str = "dpsgd", **parts: Part) -> Plan:
+def planned(name: str = "dpsgd", epsilon: float | None = None, **parts: Part) -> Plan:
     algorithm = dataclasses.replace(algorithm_settings(name).build(), **parts)
-    privacy, settings = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=3, batch_size=10)
+    noise = {"noise_multiplier": 1.0} if epsilon is None else {"epsilon": epsilon}
+    privacy, settings = PrivacySettings(**noise), TrainingSettings(epochs=3, batch_size=10)
     return plan_run(algorithm, units=100, groups=3, privacy=privacy, training=settings)
 
 
@@ -333,6 +363,49 @@ def test_a_weight_rule_that_breaks_its_promise_is_refused_before_an_epsilon_is_t
 ) -> None:
     with pytest.raises(EquidpError, match=f"the weight rule {type(rule).__name__} {reason}"):
         planned(weights=rule)
+
+
+def test_a_plan_of_another_run_is_no_way_around_the_trial() -> None:
+    """Such as one that was written before the rule was edited."""
+    features, labels = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
+    schema = Schema("toy", "tabular", (2,), ("a", "b"), {"class": ("a", "b")}, ("x", "y"))
+    part = Records(features, labels, {"class": labels}, schema)
+    broken = dataclasses.replace(algorithm_settings("dpsgd").build(), weights=BoundTooSmall())
+    privacy, settings = PrivacySettings(noise_multiplier=1.0), TrainingSettings(batch_size=5, device="cpu")
+    plan, model = Plan(60, 5, 2, 2, 1e-5, 1.0), ModelSettings(name="logistic")
+    request = TrainingRequest(broken, plan, "class", model=model, privacy=privacy, training=settings, seed=0)
+    with pytest.raises(EquidpError, match="the weight rule BoundTooSmall lets a record add 1, more than"):
+        prepare(request, Split(part, part, part))
+
+
+class KeepsWhatItScores(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.seen = self.seen + x.mean(0)
+        return super().forward(x)
+
+
+def test_a_model_that_keeps_what_it_scores_is_refused() -> None:
+    """Test records, which `privacy.evaluation.epsilon` may protect, would leave with it."""
+    with pytest.raises(EquidpError, match="'seen' of the model or its loss changes in a forward pass"):
+        predict(KeepsWhatItScores(), torch.ones(5, 2))
+
+
+def test_a_bound_is_tried_in_every_kind_of_step() -> None:
+    assert planned(weights=BoundOfItsOwn()).steps
+    with pytest.raises(EquidpError, match=r"BoundOfItsOwn lets a record add 5, more than the 1 of its `bound`"):
+        planned(weights=BoundOfItsOwn(), schedule=Rising())
+
+
+def test_what_is_charged_is_tried_at_the_noise_of_every_kind_of_step_and_at_the_one_that_is_solved_for() -> None:
+    assert planned("dpsgd_quantile", side_release=NineTenths()).steps
+    for other in ({"schedule": Louder()}, {"epsilon": 0.01}):
+        with pytest.raises(EquidpError, match="the side release NineTenths lets a record of norm"):
+            planned("dpsgd_quantile", side_release=NineTenths(), **other)
 
 
 class ReachesFurther(FlatClip):
@@ -404,6 +477,11 @@ class Misspelt(QuantileCount):
         return {"clip_nrom": public["clip_norm"]}
 
 
+class OfOne(QuantileCount):
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_norm": 0.1 + noised.clamp(0, 1)}
+
+
 class Forgets(QuantileCount):
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         return {}
@@ -415,6 +493,7 @@ class Forgets(QuantileCount):
         (NotClamped(), r"makes clip_norm = -?0\.0 of the noised statistic .*clamp what `later` and `now` make"),
         (Divides(), r"makes clip_norm = nan of the noised statistic \[0\.0\]"),
         (Misspelt(), r"returns 'clip_nrom' in `later`, which it does not declare. Did you mean 'clip_norm'\?"),
+        (OfOne(), r"makes 'clip_norm' of shape \(1,\), and must make it of \(\) for all records, or of \[3\]"),
         (Forgets(), "declares 'clip_norm', and `later` does not return it"),
     ],
 )

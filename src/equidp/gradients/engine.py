@@ -25,6 +25,21 @@ LOOKS_APART = 64
 """Passes between two looks at a model or a loss of others, at most; at first they follow one another more closely."""
 
 
+class Looks:
+    """When to look again at what is not this package's: at once, then after 1, 2, 4, … times, at most so many apart."""
+
+    def __init__(self) -> None:
+        self._left, self._apart = 1, 1
+
+    def due(self) -> bool:
+        """Whether it is time; asked once for each."""
+        self._left -= 1
+        if self._left:
+            return False
+        self._left, self._apart = self._apart, min(2 * self._apart, LOOKS_APART)
+        return True
+
+
 class GradientEngine:
     """Per-record gradient norms of a batch, then any weighted sum of its gradients, from one forward and one backward.
 
@@ -63,7 +78,7 @@ class GradientEngine:
         self._probed_in: tuple[bool, ...] = ()  # the modes of the model's layers
         self._tried = 0  # records of the largest batch that was tried in them
         self._others = of_others(model, loss)
-        self._until_look, self._looks_apart = 1, 1  # in passes
+        self._looks = Looks()  # in passes
         self._gradient: Tensor | None = None
         self._held: list[Tensor] = []  # its parts, one a parameter
 
@@ -133,7 +148,7 @@ class GradientEngine:
         # again where there are twice as many: what happens among many does not show among few
         fresh = len(features) and min(len(features), SEVERAL) >= 2 * self._tried
         # of replayed passes no model's code runs again
-        look = self._others and self._afresh and len(features) > 1 and self._is_time_to_look()
+        look = self._others and self._afresh and len(features) > 1 and self._looks.due()
         if not (fresh or look):
             return
         try:
@@ -146,13 +161,6 @@ class GradientEngine:
         except FAILURES as error:
             raise_told(error, self.passes, features, labels)
         self.passes.clear()
-
-    def _is_time_to_look(self) -> bool:
-        self._until_look -= 1
-        if self._until_look:
-            return False
-        self._until_look, self._looks_apart = self._looks_apart, min(2 * self._looks_apart, LOOKS_APART)
-        return True
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[d]` float32: Σ w_i g_i for the records (units) of the last `norms` call.

@@ -389,9 +389,7 @@ class Algorithm:
         planned, found = counted(self.events(plan)), counted(spent)
         if self.fixed:
             return planned == found
-        if steps is not None:
-            planned = counted(self.events_until(plan, steps))
-        return found <= planned
+        return found <= planned and (steps is None or found <= counted(self.events_until(plan, steps)))
 
     def published_epsilon(self, plan: Plan, outcome: Outcome | None = None) -> Published | None:
         """The paper's own figure, or None for non-private training."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -41,16 +39,6 @@ LOOK_BATCH = 1024
 """Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
 
 
-TRIED, LABELLED = 3, 32
-"""Units whose contributions are tried, and whose labels are where an objective of one's own gives them."""
-
-ALIKE, SAME = 20, 15
-"""Batches whose sizes are compared, and how many of them may not be of one size; by coins, less than one in a million.
-
-Of an epoch's slices all but the last are.
-"""
-
-
 class Looking:
     """A loop that looks at its records."""
 
@@ -79,8 +67,6 @@ class Looking:
     _scales: bool
     """Whether some public scale may be another than 1."""
     _asked: tuple[Tensor, Tensor, Tensor] | None = None
-    _sizes: Counter[int]
-    """How many of the batches that were judged have each size."""
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
 
@@ -173,104 +159,6 @@ class Looking:
                 "times what is no number is no number): it would spoil the whole model. So ε would not hold."
             )
         return total
-
-    def judge(self, draw: Draw) -> None:
-        """Refuse a batch, or batches, that independent coins of the charged rate do not give."""
-        if wrong := self._unlike_coins(draw):
-            part = type(self.sampling).__name__
-            raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
-
-    def _unlike_coins(self, draw: Draw) -> str:
-        """What coins do not give; empty for what they may.
-
-        More units than expected by ten standard deviations, or one size of most of twenty batches, are no chance.
-        """
-        self._sizes[len(draw.units)] += 1
-        if bool((draw.units[1:] <= draw.units[:-1]).any()):
-            return "units that are not distinct and in ascending order: one that is drawn twice adds twice its bound"
-        if self.algorithm.sampler.budget(self.plan) is not None:
-            return ""
-        batches, units = self._sizes.total(), sum(size * times for size, times in self._sizes.items())
-        expected = self.population.size * self.sampling.rate
-        most = expected * batches
-        if units > most + 10 * most**0.5 + 20:
-            return f"{units} units by step {batches}, more than its `sampling_rate` gives"
-        if batches == ALIKE and self._sizes.most_common(1)[0][1] >= SAME and expected * (1 - self.sampling.rate) > 4:
-            return "batches of one size, where the sizes of independent coins differ: ε is computed for such coins"
-        return ""
-
-    def try_contribution(self, draw: Draw) -> None:
-        """Refuse vectors that are longer than their norms, or norms that change with the others of a batch.
-
-        Every bound is of norms, so that a part which states them wrongly has no ε.
-        """
-        if wrong := self._relabelled(draw.units[:LABELLED]) or self._untrue_of(draw.units[:TRIED]):
-            beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
-            part = type(self.contributing).__name__ + beside
-            raise EquidpError(
-                f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
-            )
-
-    def _relabelled(self, units: Tensor) -> str:
-        """Whether what the loss takes as a record's label follows from the batch's other records; empty if not."""
-        if type(self.pursuing) is Pursuing:
-            return ""
-        before = global_random(self.population.device)
-        alone = torch.cat([self._labelled(self.population.batch(unit)).labels for unit in units.split(1)])
-        together = self._labelled(self.population.batch(units)).labels
-        drawn = self._drew(before)
-        alike = drawn or (alone.shape == together.shape and _alike(alone, together))
-        return "" if alike else "the label of a record changes with the others of its batch"
-
-    def _untrue_of(self, few: Tensor) -> str:
-        """What the contribution says of these units that is not so; empty where all is."""
-        before = global_random(self.population.device)
-        ones = torch.ones(len(few), device=few.device)
-        alone, vectors_alone = [], []
-        for unit in few.split(1):
-            alone.append(self.norms_of(self.batch(unit)))
-            vectors_alone.append(self.contributing.weighted_sum(ones[:1]))
-        norms = self.norms_of(self.batch(few))
-        vectors = torch.stack([self.contributing.weighted_sum(weights) for weights in ones.diag()])
-        together = self.contributing.weighted_sum(ones)
-        drawn = self._drew(before)
-        if not bool(norms.isfinite().all()):
-            return ""
-        room = 0.02 * norms.max() + 1e-12  # in half precision a batch of other size rounds otherwise
-        if bool((vectors.norm(dim=1) > norms + room).any()):
-            return "the vector of a record is longer than its norm"
-        if bool((together - vectors.sum(0)).norm() > len(few) * room):
-            return "`weighted_sum` is no sum of the records' vectors"
-        if not drawn and bool(((torch.cat(alone) - norms).abs() > room).any()):
-            return "the norm of a record changes with the others of its batch"
-        if not drawn and bool(((torch.stack(vectors_alone) - vectors).norm(dim=1) > 2 * room).any()):
-            return "the vector of a record changes with the others of its batch"
-        if not drawn and self.contributing.remembers and len(few) == TRIED and self._remembered(few):
-            return "the vector of a record changes with the records of earlier batches"
-        return ""
-
-    def _drew(self, before: Mapping[str, Tensor]) -> bool:
-        """Whether torch's generators were drawn from since they had these states, which they get again."""
-        now = global_random(self.population.device)
-        set_global_random(before, self.population.device)
-        return any(not torch.equal(before[name], state) for name, state in now.items())
-
-    def _remembered(self, few: Tensor) -> bool:
-        """Whether one unit's vector differs after a step with another unit alone, and after one with a third."""
-        one, *others = few.split(1)
-        running, taken = self.contributing, self.engine.flatten()
-        before, found = kept(running), []
-        for other in others:
-            running.norms(self.batch(other))
-            running.weighted_sum(torch.ones(1, device=few.device))
-            running.advance(taken + 1e-3)  # both steps went the same way
-            running.norms(self.batch(one))
-            found.append(running.weighted_sum(torch.ones(1, device=few.device)))
-            vars(running).clear()  # what it has begun to keep goes, too
-            vars(running).update(before)
-            before = kept(running)
-        # the same calls but for what it may have kept: they round alike, in half precision too
-        return bool((found[0] - found[1]).norm() > 1e-3 * found[0].norm() + 1e-12)
 
     def norms_of_all(self) -> Tensor:
         """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""
@@ -401,29 +289,6 @@ def _mean_of_units(batch: Batch, of_records: Tensor) -> Tensor:
         return of_records
     total = torch.zeros(len(batch), device=of_records.device).index_add_(0, batch.owners, of_records)
     return total / torch.bincount(batch.owners, minlength=len(batch))
-
-
-def _alike(alone: Tensor, together: Tensor) -> bool:
-    """Whether labels are the same, but for how a batch of other size rounds what a model makes of records."""
-    if not alone.is_floating_point():
-        return torch.equal(alone, together)
-    room = 0.01 * float(alone.nan_to_num(0.0, 0.0, 0.0).abs().max())
-    return torch.allclose(alone, together, rtol=0.0, atol=room, equal_nan=True)
-
-
-def kept(running: Contributing) -> dict[str, Any]:
-    """Its attributes, those that a step may change in place as copies."""
-    return {name: _copied(value) for name, value in vars(running).items()}
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    if type(value) is list:
-        return [_copied(one) for one in value]
-    if type(value) is dict:
-        return {name: _copied(one) for name, one in value.items()}
-    return copy(value) if isinstance(value, (list, dict, set, deque)) else value
 
 
 def packed(counts: Sequence[int], rows: int) -> list[int]:

@@ -22,6 +22,19 @@ Stream = Literal["sampling", "noise", "acceptance"]
 HOST = "sampling on the host"
 
 
+def refuse_other_shapes(values: Tensor) -> None:
+    """Refuse what is no vector: noise is drawn for each of its entries, and would be the same for those of a row.
+
+    Raises:
+        EquidpError: for a table of values, or a single one without dimension.
+    """
+    if values.dim() != 1:
+        raise EquidpError(
+            f"Values of shape {tuple(values.shape)} are to be noised, and noise is drawn for a vector [m]: entries of "
+            "one row would share it, and their differences would be exact. Flatten them."
+        )
+
+
 def pinned(values: Tensor, device: torch.device) -> Tensor:
     """Values on the CPU, in memory that a GPU reads by itself."""
     return values.pin_memory() if device.type == "cuda" else values
@@ -113,7 +126,12 @@ class SeededRandom:
         return torch.randn(size, generator=self._generators["noise"], device=self.device, dtype=torch.float32)
 
     def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
-        """`[d]` values plus σ·Δ times `normal`, in floating point: see `secure` for what that leaves open."""
+        """`[d]` values plus σ·Δ times `normal`, in floating point: see `secure` for what that leaves open.
+
+        Raises:
+            EquidpError: for values that are no vector.
+        """
+        refuse_other_shapes(values)
         return values + self.normal(len(values)).mul_(sensitivity * noise_multiplier)
 
     def renew(self, life: int) -> None:

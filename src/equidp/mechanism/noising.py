@@ -13,10 +13,10 @@ from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Segment
 from equidp.gradients.precision import refuse_around, refuse_short_products
-from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
 from equidp.mechanism.states import seed_unforeseen
+from equidp.mechanism.trying import Trying
 
 if TYPE_CHECKING:
     from equidp.mechanism.recorded import Padded
@@ -46,7 +46,7 @@ def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
     return alone
 
 
-class Noising(Looking):
+class Noising(Trying):
     """A loop that noises sums and statistics of its records."""
 
     ledger: Ledger
@@ -65,17 +65,19 @@ class Noising(Looking):
         if not self.random.repeatable:
             seed_unforeseen(self.population.device)
 
-    def charge(self, segment: Segment) -> None:
-        """Enter the next step's event.
+    def charge(self, segment: Segment) -> float:
+        """Enter the next step's event; its noise multiplier, which may be another one when it is asked for again.
 
         Raises:
             EquidpError: before it is charged, inside torch.autocast or inference_mode, where no step can be taken.
         """
         refuse_around(self.engine.autocast_kind)
         self.steps_begun = max(self.steps_begun, self.steps_done + 1)
+        noise_multiplier = self.sampling.noise(segment)
         if self.algorithm.private:
             released = self.steps_done in self._release_steps
-            self.ledger.append(self._event(self.sampling.rate, self.sampling.noise(segment), released=released))
+            self.ledger.append(self._event(self.sampling.rate, noise_multiplier, released=released))
+        return noise_multiplier
 
     def _facts(self, noise_multiplier: float, delta: Tensor) -> StepFacts:
         return StepFacts(self.plan, self.steps_done, noise_multiplier, delta, self.engine.dimension, self.sampling.rate)

@@ -48,7 +48,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from torch import Tensor
 
 from equidp.errors import EquidpError
-from equidp.mechanism.noise import Stream
+from equidp.mechanism.noise import Stream, refuse_other_shapes
 
 WORD = 8
 """Bytes of one random integer."""
@@ -126,8 +126,9 @@ class SecureRandom:
             noise_multiplier: σ.
 
         Raises:
-            EquidpError: for a sensitivity that is not a positive number.
+            EquidpError: for a sensitivity that is not a positive number, or values that are no vector.
         """
+        refuse_other_shapes(values)
         delta, size = float(sensitivity), len(values)
         if not (math.isfinite(delta) and delta > 0):
             raise EquidpError(f"A sensitivity of {delta} cannot be protected in secure mode; check the clip norms.")

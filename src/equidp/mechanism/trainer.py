@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -18,18 +17,19 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment, segment_at
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import all_finite
-from equidp.gradients.engine import GradientEngine
+from equidp.gradients.engine import GradientEngine, Looks
 from equidp.gradients.losses import Loss
 from equidp.gradients.recording import Recorder
 from equidp.gradients.shape import public_rows
 from equidp.mechanism.algorithm import Algorithm, Outcome
 from equidp.mechanism.augmentation import Augmentation
+from equidp.mechanism.coins import Coins
 from equidp.mechanism.diagnostics import Diagnostics
 from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.noising import Noising, unforeseen
 from equidp.mechanism.optimizers import Descent
-from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, seen_by, tensors
+from equidp.mechanism.parts import Draw, StepFacts, Tossed, known_sensitivity, seen_by, tensors
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, joined, moved, one_at_a_time, set_global_random
@@ -117,19 +117,21 @@ class Trainer(Noising):
         self.diagnostics = Diagnostics() if diagnostics else None
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
         self._release_steps = algorithm.release_steps(self.plan)
+        self._last = algorithm.acceptance.cap(self.plan, self.sampling_rate)  # ε is of no more steps
         self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
-        self._zero, self._sizes = torch.zeros((), device=population.device), Counter()
+        self._zero, self._coins = torch.zeros((), device=population.device), Coins(population.size)
         self._scales = "scale" in set(algorithm.initial).union(*(part.gives | part.steers for part in algorithm.parts))
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
             self.engine.passes.keeps_outputs = side.of_errors
         run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
-        self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
-        self.contributing = algorithm.contribution.start(run)
-        # of two steps, as one may leave what changes the next; this package's have tests, and a GPU would be waited for
+        self._tossed = Tossed(random)
+        self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan, self._tossed))
+        self.contributing = algorithm.contribution.start(seen_by(algorithm.contribution, run, self.plan))
+        # this package's have tests, and a GPU would be waited for
         self._foreign = _of_others(algorithm.contribution, self.contributing, self.pursuing)
-        self._untried = 2 * (algorithm.private and self._foreign)
+        self._trials, self._second_coins = Looks(), Looks()
         self._judged = _of_others(algorithm.sampler, self.sampling)
         self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
         self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
@@ -168,7 +170,7 @@ class Trainer(Noising):
     @property
     def finished(self) -> bool:
         """Whether the run has come to its end: its last step, or an earlier one where a part has ended it."""
-        return self.steps_done >= self.plan.steps or self.accepting.finished or self.sampling.exhausted
+        return self.steps_done >= self._last or self.accepting.finished or self.sampling.exhausted
 
     @one_at_a_time
     @unforeseen
@@ -307,13 +309,10 @@ class Trainer(Noising):
         """Σ w_i·g_i + σ·Δ·ξ, flat `[d]`, and the step's facts; charges the step's event first."""
         rule, release = self.algorithm.weights, self.algorithm.side_release
         assert rule is not None
-        noise_multiplier = self.sampling.noise(segment)
+        noise_multiplier = self.sampling.noise(segment) if charged else self.charge(segment)
         public = self.public_values(segment)
         norms, finite = None, None
-        if not charged:
-            self.charge(segment)
-        if self._untried and len(draws[0].units):
-            self._untried -= 1
+        if self._foreign and len(draws[0].units) and self._trials.due():
             self.try_contribution(draws[0])
         if self.steps_done not in self._release_steps:
             public |= self.given
@@ -353,7 +352,7 @@ class Trainer(Noising):
             fresh = norms[index] if kept and norms is not None else self.norms_again(batch)
             known = finite if kept else None
             weights = self.weights(fresh, batch.groups if grouped else None, public, finite=known)
-            if draws is not None and (mask := self.sampling.kept(draws[index], fresh)) is not None:
+            if draws is not None and (mask := self.kept(draws[index], fresh)) is not None:
                 weights = torch.where(mask, weights, 0.0)
             part = self.sum_of(weights)
             total = part if total is None else total + part
@@ -434,6 +433,7 @@ class Trainer(Noising):
         self.public, self.shown = moved(state["public"], device), dict(state["shown"])
         self.tell_objective()
         self.random.load_state_dict(state["random"])
+        self._tossed.asked = True  # for coins that are in the state
         if not self.random.renewed:
             set_global_random(state.get("global_random", {}), device)
         for name in ("sampling", "contributing", "updating", "accepting"):

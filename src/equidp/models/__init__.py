@@ -78,8 +78,19 @@ def build_model(
         torch.random.default_generator.manual_seed(seed)
         model = MODELS[name](schema, settings)
         rewritten(model)  # attention and recurrence that hide their inside
+        _refuse_other_state(model)
         _try(name, model, schema)
     return model
+
+
+def _refuse_other_state(model: nn.Module) -> None:
+    """Refuse what leaves with the weights and is neither parameter nor buffer: nobody sees whether it learns."""
+    watched = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    if other := sorted(model.state_dict().keys() - {name for name, _ in watched}):
+        raise EquidpError(
+            f"The model's state_dict has {other[0]!r}, which is neither a parameter nor a buffer: what it learns of "
+            "the records would leave with the model, and nobody sees it. Leave it out, or register a buffer."
+        )
 
 
 def _try(name: str, model: Model, schema: Schema) -> None:
@@ -107,7 +118,12 @@ def _try(name: str, model: Model, schema: Schema) -> None:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """A model's weights by name, on the CPU, to be written to a file; layers that share one have a copy each."""
+    """A model's weights by name, on the CPU, to be written to a file; layers that share one have a copy each.
+
+    Raises:
+        EquidpError: for a model whose state holds something else.
+    """
+    _refuse_other_state(model)
     return {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
 
 

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import sys
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from equidp.data.records import Records
+from equidp.system.installed import LIBRARIES
 
-NO_CODE_OF_A_USER = {*sys.stdlib_module_names, "equidp", "pydantic", "torch", "torchvision"}
+NO_CODE_OF_A_USER = {*sys.stdlib_module_names, "equidp", "pydantic", "torch", *LIBRARIES}
 """Packages whose classes say nothing of a user's own code."""
 
 
 def code_of_others(kinds: Iterable[type]) -> str:
     """sha256 of the packages that classes come from besides this one, or of their files; empty where all are its own.
 
-    An algorithm's parts and a model may be a user's own: what they do decides what a release is, too.
+    An algorithm's parts and a model may be a user's own: what they do decides what a release is, too. They are read
+    each time, as a notebook may load them anew. What was typed into a notebook has no file, and never is as it was.
     """
     bases = (base.__module__.partition(".")[0] for kind in kinds for base in kind.__mro__)
-    contents = b"".join(map(_content, sorted(set(bases) - NO_CODE_OF_A_USER)))
-    return hashlib.sha256(contents).hexdigest() if contents else ""
+    contents = [_content(name) or secrets.token_bytes() for name in sorted(set(bases) - NO_CODE_OF_A_USER)]
+    return hashlib.sha256(b"".join(contents)).hexdigest() if contents else ""
 
 
-@cache
 def _content(package: str) -> bytes:
     """Of every file of a package, or of the one file of a module; nothing of what was typed into an interpreter."""
     module = sys.modules.get(package)
@@ -55,7 +56,14 @@ def fingerprint(records: Records, *, viewed: bool = False) -> str:
 def initial_state(network: nn.Module) -> str:
     """sha256 of layers, initial weights and buffers: a file of weights is a setting by its content."""
     digest = hashlib.sha256(str(network).encode())
-    for name, value in (*network.named_parameters(), *network.named_buffers()):  # the standardisation's constants too
+    # the standardisation's constants too, and tensors that a layer keeps as none of these
+    plain = [
+        (f"{path}.{key}", value)
+        for path, layer in network.named_modules()
+        for key, value in vars(layer).items()
+        if isinstance(value, Tensor)
+    ]
+    for name, value in (*network.named_parameters(), *network.named_buffers(), *plain):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} {value.requires_grad}".encode())
         digest.update(content(value))
     return digest.hexdigest()

@@ -12,6 +12,7 @@ from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
 from equidp.gradients.layout import channels_last, convolutions_for, evaluating
 from equidp.gradients.losses import Loss
+from equidp.gradients.refusals import Untrained
 from equidp.gradients.shape import padded
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
@@ -118,14 +119,17 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, 
     Args:
         alike: every pass has the same number of rows, those at the end of nobody. Libraries choose a kernel by it, and
             two round differently: else one record less could move others' scores across the edge of a bin.
+
+    Raises:
+        EquidpError: for a network that keeps something of the records that it scores.
     """
     final = (lambda outputs: torch.softmax(outputs.float(), dim=1)) if schema is None else task_of(schema).predict
     where = next(network.parameters()).device
     features = _resident(features, where)
     rows = scored_at_once(network, features)
-    chunks = (padded(chunk, rows) if alike else chunk for chunk in features.split(rows))
+    chunks = [padded(chunk, rows) if alike else chunk for chunk in features.split(rows)]
     with evaluating(network), channels_last(convolutions_for(network)):
-        parts = [final(network(chunk.to(where))) for chunk in chunks]
+        parts = Untrained(network).watched(lambda: [final(network(chunk.to(where))) for chunk in chunks])
     return torch.cat(parts)[: len(features)].cpu()
 
 

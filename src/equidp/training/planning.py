@@ -57,9 +57,11 @@ def plan_run(
     )
     adapted = algorithm.adapt(plan)
     refuse_broken_promises(algorithm, adapted)
-    if algorithm.private and privacy.epsilon is not None:
-        return algorithm.calibrated(plan, privacy.epsilon, published=privacy.epsilon_as == "published")
-    return adapted
+    if not algorithm.private or privacy.epsilon is None:
+        return adapted
+    solved = algorithm.calibrated(plan, privacy.epsilon, published=privacy.epsilon_as == "published")
+    refuse_broken_promises(algorithm, solved)  # at its noise
+    return solved
 
 
 def plan_of(algorithm: str, train: Records, settings: Settings) -> Plan:

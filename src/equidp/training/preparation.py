@@ -34,6 +34,7 @@ from equidp.training.digests import code_of_others, fingerprint, initial_state
 from equidp.training.journal import block_of
 from equidp.training.networks import augmentation, class_weights, loss_of, make_model
 from equidp.training.planning import groups_of, refuse_test_records
+from equidp.training.promises import refuse_broken_promises
 from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import ParallelTrainer
 from equidp.training.request import TrainingRequest
@@ -76,6 +77,8 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
     request = dataclasses.replace(request, algorithm=request.algorithm.averaged(request.training.average))
     algorithm, plan, privacy, training = request.algorithm, request.plan, request.privacy, request.training
+    if peers is None or peers.first:  # the plan may be of an earlier run, or of none
+        refuse_broken_promises(algorithm, algorithm.adapt(plan), tell=False)
     device, seed, schema = device_of(training), request.seed, split.train.schema
     loss = loss_of(training, split.train, device)
     public = _public_part(algorithm, split, privacy, training)
@@ -91,7 +94,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     if first:
         tell_parameters(algorithm.name, network)
     at_once, graphs = _fitting(request, network, train, bytes_of(split.train) // (1 if peers is None else peers.size))
-    added = code_of_others((*map(type, algorithm.parts), type(network)))
+    added = code_of_others(map(type, (*algorithm.parts, *network.modules())))
     keeper = None
     if request.workplace is not None and first:
         data = {

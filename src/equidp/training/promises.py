@@ -9,13 +9,14 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from equidp.accounting.plan import Plan
+from equidp.accounting.plan import Plan, Segment
 from equidp.errors import EquidpError, nearest
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.float32 import SMALLEST
@@ -54,8 +55,11 @@ CROWD = 64
 """Records of the largest batch that is tried."""
 
 
-def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
+def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = True) -> None:
     """Try what a schedule, a weight rule and a side release promise.
+
+    Args:
+        tell: warn of a bound so large that no record comes near it, where the noise is known.
 
     Raises:
         EquidpError: for a part that has where to keep what it is told, a schedule of other steps than the run's, a
@@ -77,26 +81,42 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
     rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
     if rule is None:
         return
-    first = scheduled(public, segments[0])
-    if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
-        _refuse_broken_rule(algorithm, rule, first)
-    if side is not None and rule.reads <= public.keys() | side.gives:
-        known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
-        _refuse_broken_side(algorithm, side, rule, first, known, known.noise_multiplier * segments[0].noise)
+    known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
+    for number, segment in enumerate(_unlike(segments)):
+        carried, tell = scheduled(public, segment), tell and number == 0 and plan.noise_multiplier > 0
+        if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
+            _refuse_broken_rule(algorithm, rule, carried, tell=tell)
+        if side is not None and rule.reads <= public.keys() | side.gives:
+            noise = known.noise_multiplier * segment.noise
+            _refuse_broken_side(algorithm, side, rule, carried, known, noise, tell=tell)
 
 
-def _refuse_broken_rule(algorithm: Algorithm, rule: WeightRule, first: Public) -> None:
+def _unlike(segments: Sequence[Segment]) -> list[Segment]:
+    """The first segment, and those of the least and largest noise and bound where these are others."""
+    taken = [segment for segment in segments if segment.steps]
+    ends = [end(taken, key=attrgetter(of)) for of in ("noise", "clip") for end in (min, max)]
+    return list({(segment.noise, segment.clip): segment for segment in (taken[0], *ends)}.values())
+
+
+def _refuse_broken_rule(algorithm: Algorithm, rule: WeightRule, first: Public, *, tell: bool) -> None:
     name = f"the weight rule {type(rule).__name__}"
     broken, most = _broken_bound(rule, first)
     if broken:
         raise EquidpError(f"{algorithm.name}: {name} {broken}. With it ε would not hold: mend it.")
-    _tell_of_slack(algorithm, name, "`bound`", most)
+    if tell:
+        _tell_of_slack(algorithm, name, "`bound`", most)
 
 
 def _refuse_broken_side(
-    algorithm: Algorithm, side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float
+    algorithm: Algorithm, side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float, *, tell: bool
 ) -> None:
     name = f"the side release {type(side).__name__}"
+    sizes = {tuple(_of_batch(side, first, plan, size).shape) for size in (0, 1, 2, CROWD)}
+    if len(sizes) > 1 or any(len(shape) != 1 for shape in sizes):
+        raise EquidpError(
+            f"{algorithm.name}: {name} gives statistics of the shapes {', '.join(map(str, sorted(sizes)))}, and must "
+            "give [m], with one m for every batch: noise is drawn for each entry of a vector."
+        )
     if broken := _broken_names(side, first, plan):
         raise EquidpError(f"{algorithm.name}: {name} {broken}")
     norms, ids = torch.logspace(-9, 9, 19), torch.arange(19) % plan.groups
@@ -130,7 +150,13 @@ def _refuse_broken_side(
             f"{algorithm.name}: {name} lets {broken}. With it ε would not hold: mend its `added`, `sensitivity` or "
             f"`joint_noise`, or `bound` or `reach` of {type(rule).__name__}."
         )
-    _tell_of_slack(algorithm, f"{name} with the gradients", "`sensitivity`, `added` or `joint_noise`", most)
+    if tell:
+        _tell_of_slack(algorithm, f"{name} with the gradients", "`sensitivity`, `added` or `joint_noise`", most)
+
+
+def _of_batch(side: SideRelease, public: Public, plan: Plan, size: int) -> Tensor:
+    """The statistic of so many records."""
+    return side.statistic(torch.linspace(size, 0, size), torch.arange(size) % plan.groups, public, plan)
 
 
 def _keeps(part: Part) -> str:
@@ -182,9 +208,15 @@ def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
 
 
 def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
-    """Which values a side release returns under names that it has not declared, or does not; empty where none."""
+    """Which values a side release returns under names that it has not declared, or does not, or of other shapes."""
     facts = StepFacts(plan, 0, 1.0, torch.tensor(1.0), 1, plan.sampling_rate)
     every = [side.consequences(value, first, first, facts) for value in _noised(side, first, plan)]
+    for name, value in ((name, value) for found in every for made in found for name, value in made.items()):
+        if name not in side.keeps and tuple(value.shape) not in ((), (plan.groups,)):
+            return (
+                f"makes {name!r} of shape {tuple(value.shape)}, and must make it of () for all records, or of "
+                f"[{plan.groups}], one for each group."
+            )
     later, now = (frozenset[str]().union(*found) for found in zip(*every, strict=True))
     for method, found, declared in (("later", later, side.steers | side.keeps), ("now", now, side.gives)):
         if extra := sorted(found - declared):

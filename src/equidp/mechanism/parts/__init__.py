@@ -33,7 +33,7 @@ from equidp.mechanism.parts.public import Public, per_record, scheduled, tensors
 from equidp.mechanism.parts.released import ExponentialAverage, Released, Releasing
 from equidp.mechanism.parts.sampler import Draw, PoissonSampler, Sampler, Sampling
 from equidp.mechanism.parts.schedule import Constant, Schedule
-from equidp.mechanism.parts.seen import seen_by
+from equidp.mechanism.parts.seen import Tossed, seen_by
 from equidp.mechanism.parts.side_release import Added, SideRelease, counts, noise_level
 from equidp.mechanism.parts.update import Update, Updating
 from equidp.mechanism.parts.weights import FlatClip, UnitWeight, WeightRule, known_sensitivity, sensitivity

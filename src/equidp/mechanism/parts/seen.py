@@ -7,40 +7,69 @@ from typing import Any, cast
 
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
+from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts.acceptance import Acceptance
 from equidp.mechanism.parts.base import Part, Run, listed
+from equidp.mechanism.parts.contribution import Contribution
+from equidp.mechanism.parts.released import Released
 from equidp.mechanism.parts.sampler import Sampler
 
 FACTS: dict[str, Any] = dict.fromkeys(("combination", "plan", "sampling_rate", "random", "ledger"))
 COINS: dict[str, Any] = FACTS | {"population": dict.fromkeys(("device", "size"))}
 """For a sampler: everybody's coin, and nobody's record."""
+BATCHES: dict[str, Any] = COINS | {"engine": None}
+"""For a contribution: the records of a batch, which it is given, as these alone are bounded and charged."""
 ITERATES: dict[str, Any] = FACTS | {
-    "engine": dict.fromkeys(("device", "dimension", "flatten", "model", "parameters")),
+    "engine": dict.fromkeys(("device", "dimension", "flatten", "parameters")),
     "public_loss": None,
 }
-"""For what follows the noise: an update, an acceptance, released weights."""
+"""For what follows the noise: an update, an acceptance. Hooks on a model's layers would show them records."""
+LEAVING: dict[str, Any] = ITERATES | {"engine": ITERATES["engine"] | {"model": None}}
+"""For released weights, which are the model's, or those of a copy."""
+
+
+class Tossed:
+    """A run's random numbers for a sampler, and whether it has asked for any: coins of its own could be foretold."""
+
+    def __init__(self, random: RandomSource) -> None:
+        self._random, self.asked = random, False
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked = self.asked or name in ("bernoulli", "uniform", "words", "normal")
+        return getattr(self._random, name)
 
 
 class Seen:
     """Of an object the attributes of these names; of an attribute that has names of its own, these."""
 
-    def __init__(self, whole: Any, names: Mapping[str, Any], part: Part, path: str = "run") -> None:
-        self._whole, self._names, self._part, self._path = whole, names, part, path
+    def __init__(
+        self, whole: Any, names: Mapping[str, Any], part: Part, path: str = "run", instead: Tossed | None = None
+    ) -> None:
+        self._whole, self._names, self._part, self._path, self._instead = whole, names, part, path, instead
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._names:
             raise EquidpError(
-                f"{type(self._part).__name__} asks for {self._path}.{name}, and charges nothing. What it makes of "
-                f"training records would be released without noise; it may see {listed(self._names)} of {self._path}."
+                f"{type(self._part).__name__} asks for {self._path}.{name}, and charges nothing for it. What it makes "
+                f"of training records there would be released without noise; it may see {listed(self._names)} of "
+                f"{self._path}."
             )
+        if name == "random" and self._instead is not None:
+            return self._instead
         value, names = getattr(self._whole, name), self._names[name]
         return value if names is None else Seen(value, names, self._part, f"{self._path}.{name}")
 
 
-def seen_by(part: Part, run: Run, plan: Plan) -> Run:
-    """The run as this part may see it: whole where it has events of its own, which are then charged."""
+def seen_by(part: Part, run: Run, plan: Plan, tossed: Tossed | None = None) -> Run:
+    """The run as this part may see it: whole where it has events of its own, which are then charged.
+
+    `tossed`: in place of the run's random numbers, unless it sees the whole.
+    """
     if isinstance(part, Sampler):
         own, names = bool(part.releases(plan)) or part.budget(plan) is not None, COINS
+    elif isinstance(part, Contribution):
+        own, names = False, BATCHES
     else:
-        own, names = isinstance(part, Acceptance) and bool(part.candidate_events(plan)), ITERATES
-    return run if own else cast(Run, Seen(run, names, part))
+        own = isinstance(part, Acceptance) and bool(part.candidate_events(plan))
+        names = LEAVING if isinstance(part, Released) else ITERATES
+    return run if own else cast(Run, Seen(run, names, part, instead=tossed))

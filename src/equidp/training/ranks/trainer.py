@@ -149,6 +149,7 @@ class ParallelTrainer(Trainer):
         seen = self.peers.gather(hashlib.sha256(weights).hexdigest())
         if len(set(seen)) > 1:
             raise EquidpError(
-                f"The weights of {self.peers.size} ranks differ after step {self.steps_done}. This is a bug: please "
-                f"report it with the settings, and train with training.devices=1 meanwhile."
+                f"The weights of {self.peers.size} ranks differ after step {self.steps_done}. An update or "
+                "acceptance of your own must not draw at random, as each rank draws other numbers. Else this is a bug: "
+                "please report it with the settings, and train with training.devices=1 meanwhile."
             )

@@ -1,0 +1,203 @@
+"""Parts of others tried on private records before these are released: is each what its bound and its ε are of?
+
+They are tried in the first step, and again as the run goes on, since a part may begin later to mix or to keep.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equidp.errors import EquidpError
+from equidp.gradients.engine import Looks
+from equidp.gradients.refusals import same
+from equidp.mechanism.coins import Coins
+from equidp.mechanism.looking import Looking
+from equidp.mechanism.parts import Contributing, Draw, Pursuing, Tossed
+from equidp.mechanism.states import global_random, set_global_random
+
+TRIED, LABELLED = 3, 32
+"""Units whose contributions are tried, and whose labels are where an objective of one's own gives them."""
+
+
+class Trying(Looking):
+    """A loop that tries its parts."""
+
+    _coins: Coins
+    _tossed: Tossed
+    _judged: bool
+    """Whether the sampler comes from another package."""
+    _second_coins: Looks
+
+    def judge(self, draw: Draw) -> None:
+        """Refuse a batch, or batches, that independent coins of the charged rate do not give."""
+        sampler = self.algorithm.sampler
+        budgeted = sampler.budget(self.plan) is not None
+        wrong = self._coins.unlike(draw.units, None if budgeted else self.sampling.rate)
+        if not wrong and self.sampling.rate < 1 and not (budgeted or sampler.releases(self.plan) or self._tossed.asked):
+            wrong = (
+                "coins that are not the run's: whoever knows how foretells who is in a batch. Take them from "
+                "run.random (bernoulli or uniform)"
+            )
+        if wrong:
+            part = type(self.sampling).__name__
+            raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
+
+    def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
+        """`[u]` bool, the sampler's second coin for units of these norms; None keeps all.
+
+        Raises:
+            EquidpError: where a sampler of one's own looks at the others of a batch: one record would add its bound,
+                and take that of another away.
+        """
+        mask = self.sampling.kept(draw, norms)
+        if mask is None or not (self._judged and len(norms) and self._second_coins.due()):
+            return mask
+        streams, some = self.random.state_dict(), draw.units[:LABELLED]
+        few = Draw(some, None if draw.coins is None else draw.coins[: len(some)])
+        alone = [self.sampling.kept(*one) for one in zip(few.split(1), norms[: len(some)].split(1), strict=True)]
+        twice = self.sampling.kept(draw, norms)  # not the same where it draws coins by then
+        self.random.load_state_dict(streams)
+        fixed = twice is not None and torch.equal(twice, mask)
+        if fixed and any(one is None or bool(one) != bool(mask[at]) for at, one in enumerate(alone)):
+            raise EquidpError(
+                f"{self.algorithm.name}: {type(self.sampling).__name__}.kept decides on a record by the others of its "
+                "batch, and may look at its own norm and coin, and at public values alone. So ε would not hold."
+            )
+        return mask
+
+    def try_contribution(self, draw: Draw) -> None:
+        """Refuse vectors that are longer than their norms, or norms that change with the others of a batch.
+
+        Every bound is of norms, so that a part which states them wrongly has no ε.
+        """
+        labelled, streams = draw.units[:LABELLED], self.random.state_dict()
+        wrong = self._relabelled(labelled) or self._kept_losses(labelled) or self._untrue_of(draw.units[:TRIED])
+        self.random.load_state_dict(streams)  # a resumed run tries at other steps, and has to draw the same
+        if wrong:
+            beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
+            part = type(self.contributing).__name__ + beside
+            raise EquidpError(
+                f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
+            )
+
+    def _relabelled(self, units: Tensor) -> str:
+        """Whether what the loss takes as a record's label follows from the batch's other records; empty if not."""
+        if type(self.pursuing) is Pursuing:
+            return ""
+        before = global_random(self.population.device)
+        alone = torch.cat([self._labelled(self.population.batch(unit)).labels for unit in units.split(1)])
+        together = self._labelled(self.population.batch(units)).labels
+        drawn = self._drew(before)
+        alike = drawn or (alone.shape == together.shape and _alike(alone, together))
+        if not alike:
+            return "the label of a record changes with the others of its batch"
+        side = self.algorithm.side_release
+        return self._misjudged(units) if side is not None and side.of_errors else ""
+
+    @torch.no_grad()
+    def _misjudged(self, units: Tensor) -> str:
+        """Whether a record is classified wrongly or not by the others; empty if not."""
+        batch, before = self._labelled(self.population.batch(units)), global_random(self.population.device)
+        outputs = self.engine.outputs(batch.features)
+        together = self.wrong(outputs, batch.labels)
+        alone = [self.wrong(*one) for one in zip(outputs.split(1), batch.labels.split(1), strict=True)]
+        self._drew(before)
+        alike = torch.equal(torch.cat([*alone, together[:0]]), together)
+        return "" if alike else "whether a record counts as classified wrongly changes with the others of its batch"
+
+    @torch.no_grad()
+    def _kept_losses(self, units: Tensor) -> str:
+        """Whether a record's loss follows from batches before; empty if not. Every digit counts: few add up to many."""
+        if type(self.pursuing) is Pursuing or len(units) < 2:
+            return ""
+        before, (some, others) = global_random(self.population.device), units.tensor_split(2)
+        outputs = [self.engine.outputs(self.population.batch(part).features) for part in (some, others)]
+        self._drew(before)  # dropout, which is no part of the loss
+        first, _, again = self._lost(some, outputs[0]), self._lost(others, outputs[1]), self._lost(some, outputs[0])
+        # on a GPU what a model makes of records may differ from one time to the next
+        alike = self._drew(before) or (same if first.device.type == "cpu" else _alike)(first, again)
+        return "" if alike else "the loss of a record changes with the records of earlier batches"
+
+    def _lost(self, units: Tensor, outputs: Tensor) -> Tensor:
+        """`[b]` losses of these units at outputs that are known."""
+        batch = self._labelled(self.population.batch(units))
+        return self.engine.passes.watched(lambda: self.engine.loss(outputs, batch.labels))
+
+    def _untrue_of(self, few: Tensor) -> str:
+        """What the contribution says of these units that is not so; empty where all is."""
+        before = global_random(self.population.device)
+        ones = torch.ones(len(few), device=few.device)
+        alone, vectors_alone = [], []
+        for unit in few.split(1):
+            alone.append(self.norms_of(self.batch(unit)))
+            vectors_alone.append(self.contributing.weighted_sum(ones[:1]))
+        norms = self.norms_of(self.batch(few))
+        vectors = torch.stack([self.contributing.weighted_sum(weights) for weights in ones.diag()])
+        together = self.contributing.weighted_sum(ones)
+        drawn = self._drew(before)
+        if not bool(norms.isfinite().all()):
+            return ""
+        room = 0.02 * norms.max() + 1e-12  # in half precision a batch of other size rounds otherwise
+        if bool((vectors.norm(dim=1) > norms + room).any()):
+            return "the vector of a record is longer than its norm"
+        if bool((together - vectors.sum(0)).norm() > len(few) * room):
+            return "`weighted_sum` is no sum of the records' vectors"
+        if not drawn and bool(((torch.cat(alone) - norms).abs() > room).any()):
+            return "the norm of a record changes with the others of its batch"
+        if not drawn and bool(((torch.stack(vectors_alone) - vectors).norm(dim=1) > 2 * room).any()):
+            return "the vector of a record changes with the others of its batch"
+        if not drawn and self.contributing.remembers and len(few) == TRIED and self._remembered(few):
+            return "the vector of a record changes with the records of earlier batches"
+        return ""
+
+    def _drew(self, before: Mapping[str, Tensor]) -> bool:
+        """Whether torch's generators were drawn from since they had these states, which they get again."""
+        now = global_random(self.population.device)
+        set_global_random(before, self.population.device)
+        return any(not torch.equal(before[name], state) for name, state in now.items())
+
+    def _remembered(self, few: Tensor) -> bool:
+        """Whether one unit's vector differs after a step with another unit alone, and after one with a third."""
+        one, *others = few.split(1)
+        running, taken = self.contributing, self.engine.flatten()
+        before, found = kept_of(running), []
+        for other in others:
+            running.norms(self.batch(other))
+            running.weighted_sum(torch.ones(1, device=few.device))
+            running.advance(taken + 1e-3)  # both steps went the same way
+            running.norms(self.batch(one))
+            found.append(running.weighted_sum(torch.ones(1, device=few.device)))
+            vars(running).clear()  # what it has begun to keep goes, too
+            vars(running).update(before)
+            before = kept_of(running)
+        # the same calls but for what it may have kept: they round alike, in half precision too
+        return bool((found[0] - found[1]).norm() > 1e-3 * found[0].norm() + 1e-12)
+
+
+def _alike(alone: Tensor, together: Tensor) -> bool:
+    """Whether labels are the same, but for how a batch of other size rounds what a model makes of records."""
+    if not alone.is_floating_point():
+        return torch.equal(alone, together)
+    room = 0.01 * float(alone.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    return torch.allclose(alone, together, rtol=0.0, atol=room, equal_nan=True)
+
+
+def kept_of(running: Contributing) -> dict[str, Any]:
+    """Its attributes, those that a step may change in place as copies."""
+    return {name: _copied(value) for name, value in vars(running).items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if type(value) is list:
+        return [_copied(one) for one in value]
+    if type(value) is dict:
+        return {name: _copied(one) for name, one in value.items()}
+    return copy(value) if isinstance(value, (list, dict, set, deque)) else value
