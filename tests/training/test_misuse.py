@@ -10,6 +10,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -128,6 +129,16 @@ class Holder:
     __call__ = loss
 
 
+@dataclass(slots=True)
+class Slotted:
+    """One that nobody calls itself."""
+
+    criterion: nn.Module
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.criterion(outputs, labels)
+
+
 def within_a_function(criterion: nn.Module) -> Any:
     def called(outputs: Tensor, labels: Tensor) -> Tensor:
         return criterion(outputs, labels)
@@ -135,12 +146,39 @@ def within_a_function(criterion: nn.Module) -> Any:
     return lambda outputs, labels: called(outputs, labels)
 
 
+def of_a_class(criterion: nn.Module) -> Any:
+    class Static:
+        held = criterion
+
+        @staticmethod
+        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+            return Static.held(outputs, labels)
+
+        def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+            return self.loss(outputs, labels)
+
+    return Static()
+
+
+def as_a_default(criterion: nn.Module) -> Any:
+    return lambda outputs, labels, of=criterion: of(outputs, labels)
+
+
+def in_a_dict(criterion: nn.Module) -> Any:
+    criteria = {"one": [criterion]}
+    return lambda outputs, labels: criteria["one"][0](outputs, labels)
+
+
 WRAPPED: list[Callable[[nn.Module], Any]] = [
     within_a_function,
+    as_a_default,
+    in_a_dict,
     functools.partial,
     lambda criterion: criterion.forward,
     Holder,
     lambda criterion: Holder(criterion).loss,
+    lambda criterion: Slotted(criterion).loss,
+    of_a_class,
 ]
 
 
@@ -151,6 +189,28 @@ def test_a_loss_within_a_function_or_an_object_is_looked_at_too(wrapped: Callabl
         trainer.run_steps(trainer.plan.steps)
     with pytest.raises(EquidpError, match=r"parameters of its own \(temperature\)"):
         trainer_of(wrapped(Tempered()))
+
+
+norm = nn.LayerNorm(2)
+"""A module of the same file that has nothing to do with a loss."""
+
+COUNTED = Counting()
+
+
+def test_a_loss_uses_what_its_code_loads_and_not_what_is_called_as_an_attribute_of_it() -> None:
+    """In a notebook a layer `norm` was taken for the loss's, whose parameters were then refused."""
+
+    def distance(outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs - nn.functional.one_hot(labels, 2)).norm(dim=1)
+
+    trainer_of(distance).run_steps(1)
+
+    def within(outputs: Tensor, labels: Tensor) -> Tensor:
+        return (lambda: COUNTED(outputs, labels))()
+
+    trainer = trainer_of(within, epochs=40)
+    with pytest.raises(EquidpError, match=r"'loss\.seen' of the model or its loss changes"):
+        trainer.run_steps(trainer.plan.steps)
 
 
 def test_a_loss_may_name_the_model_and_what_has_no_value_yet() -> None:
@@ -443,10 +503,12 @@ class Fair(nn.Module):
         return LOSS(outputs, labels) + self.weight * (outputs.softmax(1)[:, 1].mean() - 0.5).square()
 
 
-def test_a_penalty_over_the_batch_that_begins_later_is_found() -> None:
-    """One record more moved the sum by five times what was declared, as it moved all others' gradients."""
+@pytest.mark.parametrize("asked", [{}, {"algorithm": "dpsgd_minimax", "classes": 2}])
+def test_a_penalty_over_the_batch_that_begins_later_is_found(asked: dict[str, Any]) -> None:
+    """One record more moved the sum by five times what was declared, as it moved all others' gradients. An algorithm
+    that shifts outputs gives the engine a loss of its own, which holds the user's."""
     fair = Fair()
-    trainer = trainer_of(fair, epochs=40)
+    trainer = trainer_of(fair, epochs=40, **asked)
     trainer.run_steps(10)
     fair.weight = 50.0
     with pytest.raises(EquidpError, match="mixes records"):
