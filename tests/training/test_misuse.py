@@ -546,11 +546,30 @@ class Unseen(nn.Module):
         return self.line(features)
 
 
-def test_what_a_model_learns_past_autograd_is_found_when_it_is_looked_at_again() -> None:
-    trainer = trainer_of(model=Unseen(), epochs=40)
+@pytest.mark.parametrize("most", [None, 1])
+def test_what_a_model_learns_past_autograd_is_found_when_it_is_looked_at_again(most: int | None) -> None:
+    trainer = trainer_of(model=Unseen(), epochs=40, physical_batch_size=most)
     with pytest.raises(EquidpError, match=r"'mean' of the model or its loss changes"):
         trainer.run_steps(100 + LOOKS_APART)
-    assert trainer.steps_done > 1
+    assert most or trainer.steps_done > 1
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_a_layer_of_torch_that_does_what_others_wrote_is_looked_at_too(hooked: bool) -> None:
+    model, weight = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), [0.0]
+
+    def mixed(outputs: Tensor) -> Tensor:
+        return outputs + weight[0] * outputs.mean(0, keepdim=True)
+
+    if hooked:
+        model[0].register_forward_hook(lambda layer, given, outputs: mixed(outputs))
+    else:
+        model[0].forward = lambda features: mixed(nn.functional.linear(features, model[0].weight, model[0].bias))
+    trainer = trainer_of(model=model, epochs=40)
+    trainer.run_steps(10)
+    weight[0] = 1.0
+    with pytest.raises(EquidpError, match="mixes records"):
+        trainer.run_steps(LOOKS_APART)
 
 
 def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ The work is done in `bookkeeping.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Unpack
 
 import torch
@@ -74,7 +75,6 @@ class GradientEngine:
 
     def record_passes(self, new_recorder: Callable[[], Recorder] | None) -> None:
         """Replay passes from here on; with None compute them afresh."""
-        self._afresh = new_recorder is None
         work = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
         self._asked = work if self.rows is None else FixedRows(work, self.rows)
 
@@ -132,27 +132,38 @@ class GradientEngine:
             self._tried = 0
         # again where there are twice as many: what happens among many does not show among few
         fresh = len(features) and min(len(features), SEVERAL) >= 2 * self._tried
-        # of replayed passes no model's code runs again
-        look = self._others and self._afresh and len(features) > 1 and self._is_time_to_look()
-        if not (fresh or look):
-            return
-        try:
-            with torch.enable_grad():
-                if fresh:
-                    refuse_short_products(self.device)
-                    self._probed_in, self._tried = modes, probe(self.passes, features, labels)
-                if look:
-                    look_again(self.passes, features, labels)
-        except FAILURES as error:
-            raise_told(error, self.passes, features, labels)
-        self.passes.clear()
+        if fresh:
+            with self._trying(features, labels):
+                refuse_short_products(self.device)
+                self._probed_in, self._tried = modes, probe(self.passes, features, labels)
+        if len(features) and self.look_is_due():
+            self.look(features, labels)
 
-    def _is_time_to_look(self) -> bool:
-        self._until_look -= 1
+    def look_is_due(self) -> bool:
+        """Whether the next batch is one of those at which a model or a loss of others is looked at; asked once each."""
+        self._until_look -= self._others
         if self._until_look:
             return False
         self._until_look, self._looks_apart = self._looks_apart, min(2 * self._looks_apart, LOOKS_APART)
         return True
+
+    def look(self, features: Tensor, labels: Tensor) -> None:
+        """Look again whether each record's gradient is its own. The last batch is forgotten then.
+
+        Raises:
+            EquidpError: as `norms`.
+        """
+        with self._trying(features, labels):
+            look_again(self.passes, features, labels)
+
+    @contextlib.contextmanager
+    def _trying(self, features: Tensor, labels: Tensor) -> Iterator[None]:
+        try:
+            with torch.enable_grad():
+                yield
+        except FAILURES as error:
+            raise_told(error, self.passes, features, labels)
+        self.passes.clear()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[d]` float32: Σ w_i g_i for the records (units) of the last `norms` call.

@@ -80,10 +80,11 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
 
 
 def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
-    """Look once more, at a whole batch of at least two: by three passes, each half beside the other and beside itself.
+    """Look once more, at a whole batch: by three passes, each half beside the other and beside itself.
 
     A model or a loss of others may do what it did not when it was tried: weigh in a penalty over the batch whose weight
-    began at 0, choose among more records than were tried, or write into its buffers past autograd (`.data`).
+    began at 0, choose among more records than were tried, or write into its buffers past autograd (`.data`), which one
+    record alone would show.
 
     Raises:
         EquidpError: as `probe`.
@@ -91,7 +92,7 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
     devices = [passes.device] if passes.device.type == "cuda" else []
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
         before = _kept_now(passes)
-        seed, apart = torch.random.initial_seed(), len(features) // 2
+        seed, apart = torch.random.initial_seed(), max(len(features) // 2, 1)
         _compare_beside(passes, features.clone(), labels.clone(), seed, apart)
         _compare_kept(passes, before)
 

@@ -171,8 +171,8 @@ def refuse_trained_loss(model: nn.Module, loss: object) -> None:
 
 
 def of_others(model: nn.Module, loss: object) -> bool:
-    """Whether a layer is neither torch's nor of this package, or the loss or something that it uses is not."""
-    return any(map(_of_others, (*model.modules(), loss))) or any(map(_of_others, used_by(loss)))
+    """Whether a layer, the loss, or what they use (hooks) is neither torch's nor of this package."""
+    return any(map(_of_others, (*model.modules(), loss))) or any(map(_of_others, (*used_by(model), *used_by(loss))))
 
 
 def _of_others(one: object) -> bool:
@@ -190,7 +190,7 @@ HOLDERS = (dict, list, tuple, set, frozenset)
 
 
 def used_by(loss: object) -> list[object]:
-    """The loss and what it calls, as far as its code and the objects in it show: modules, functions, callable objects.
+    """A loss, or a model, and what it calls: modules, functions and callable objects, as far as they show.
 
     A function uses what its code refers to by name, and its defaults; an object what it and its class have. What lists
     and dicts among these hold counts too.
