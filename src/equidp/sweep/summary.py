@@ -282,8 +282,9 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
         main = task.main
         costs |= {METRIC_TITLES[main]: None}
         part = " or ".join(table.attrs.get("parts", {}).get(dataset, ["test"]))
+        over = "mean ± half of the 95 % interval over seeds" if (lines["seeds"] > 1).any() else "of a single seed"
         shown = Table(
-            title=f"{dataset}: {part} {METRIC_TITLES[main]}, mean ± half of the 95 % interval over seeds",
+            title=f"{dataset}: {part} {METRIC_TITLES[main]}, {over}",
             box=box.SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
