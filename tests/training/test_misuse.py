@@ -213,6 +213,30 @@ def test_a_loss_uses_what_its_code_loads_and_not_what_is_called_as_an_attribute_
         trainer.run_steps(trainer.plan.steps)
 
 
+class Adversaries:
+    """Two networks, of which one is trained privately, by a loss that does not use the other."""
+
+    def __init__(self) -> None:
+        self.generator, self.discriminator, self.criterion = nn.Linear(2, 4), nn.Linear(4, 2), Counting()
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._loss(outputs, labels)
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.criterion(outputs, labels)
+
+    def generate(self) -> Tensor:
+        return self.generator(torch.rand(1, 2))
+
+
+def test_what_an_object_has_beside_what_its_loss_uses_may_be_trained_by_others() -> None:
+    both = Adversaries()
+    trainer = trainer_of(both.loss, model=both.discriminator, epochs=40)
+    with pytest.raises(EquidpError, match=r"'loss\.seen' of the model or its loss changes"):
+        trainer.run_steps(trainer.plan.steps)
+    assert trainer.steps_done > 1
+
+
 def test_a_loss_may_name_the_model_and_what_has_no_value_yet() -> None:
     model = nn.Linear(4, 2)
 

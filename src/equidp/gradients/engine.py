@@ -19,8 +19,9 @@ from equidp.gradients.misfit import FAILURES, raise_told
 from equidp.gradients.precision import refuse_around, refuse_short_products
 from equidp.gradients.probe import SEVERAL, look_again, probe
 from equidp.gradients.recording import Recorder, Recordings
-from equidp.gradients.refusals import Trained, of_others
+from equidp.gradients.refusals import Trained
 from equidp.gradients.shape import FixedRows, padded
+from equidp.gradients.used import of_others
 
 LOOKS_APART = 64
 """Passes between two looks at a model or a loss of others, at most; at first they follow one another more closely."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import dis
-import functools
-import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients.used import used_by
 
 T = TypeVar("T")
 
@@ -170,81 +166,9 @@ def refuse_trained_loss(model: nn.Module, loss: object) -> None:
         )
 
 
-def of_others(model: nn.Module, loss: object) -> bool:
-    """Whether a layer, the loss, or what they use (hooks) is neither torch's nor of this package."""
-    return any(map(_of_others, (*model.modules(), loss))) or any(map(_of_others, (*used_by(model), *used_by(loss))))
-
-
-def _of_others(one: object) -> bool:
-    # an object's module is its class's, a function has one of its own
-    package = str(getattr(one, "__module__", "")).partition(".")[0]
-    return package not in ("torch", "builtins", "functools", __package__.partition(".")[0])
-
-
 def layers_of(loss: object) -> list[nn.Module]:
     """The loss where it is a module, and the modules that it uses."""
     return [one for one in used_by(loss) if isinstance(one, nn.Module)]
-
-
-HOLDERS = (dict, list, tuple, set, frozenset)
-
-
-def used_by(loss: object) -> list[object]:
-    """A loss, or a model, and what it calls: modules, functions and callable objects, as far as they show.
-
-    A function uses what its code refers to by name, and its defaults; an object what it and its class have. What lists
-    and dicts among these hold counts too.
-    """
-    found, seen, left = list[object](), set[int](), [loss]
-    while left:
-        one = left.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, HOLDERS):
-            held: Iterable[object] = one.values() if isinstance(one, dict) else one
-        else:
-            found.append(one)  # so that no other gets its id
-            held = _used_at_once(one)
-        left += [of for of in held if isinstance(of, HOLDERS) or (callable(of) and not isinstance(of, type))]
-    return found
-
-
-def _used_at_once(one: Any) -> list[object]:
-    if isinstance(one, functools.partial):
-        return [one.func, *one.args, *one.keywords.values()]
-    if inspect.ismethod(one):
-        return [one.__func__, one.__self__, *_held(one.__self__)]
-    if inspect.isfunction(one):
-        return _named_in(one) if _of_others(one) else []
-    return _held(one)
-
-
-def _held(one: object) -> list[object]:
-    """What an object holds, and its class, unless that is torch's or of this package."""
-    held = list(getattr(one, "__dict__", {}).values())
-    for kind in filter(_of_others, type(one).__mro__):
-        for name, value in vars(kind).items():
-            # of a slot what it holds, of a static method its function
-            held.append(
-                getattr(one, name, None) if inspect.ismemberdescriptor(value) else getattr(value, "__func__", value)
-            )
-    return held
-
-
-def _named_in(function: FunctionType) -> list[object]:
-    """What the names stand for that a function, or one within it, loads by now, and its defaults."""
-    values, codes = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()], [function.__code__]
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # it has no value yet
-            values.append(cell.cell_contents)
-    while codes:
-        code = codes.pop()
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        # not all of `co_names`: these have names of attributes, which may be others' as well
-        names = {of.argval for of in dis.get_instructions(code) if of.opname == "LOAD_GLOBAL"}
-        values += [function.__globals__[name] for name in names & function.__globals__.keys()]
-    return values
 
 
 START = torch.zeros((), requires_grad=True)
