@@ -541,17 +541,20 @@ def test_a_penalty_over_the_batch_that_begins_later_is_found(asked: dict[str, An
 
 def hardest(outputs: Tensor, labels: Tensor) -> Tensor:
     """The losses of the hardest third, where there are more than 40."""
-    losses = LOSS(outputs, labels)
-    if len(losses) <= 40:
+    losses = nn.functional.cross_entropy(outputs, labels, reduction="none")
+    if losses.shape[0] <= 40:
         return losses
-    return losses * (losses >= losses.detach().topk(len(losses) // 3).values[-1])
+    return losses * (losses >= losses.detach().topk(losses.shape[0] // 3)[0][-1])
 
 
-def test_a_choice_among_more_records_than_are_tried_is_found() -> None:
-    trainer = trainer_of(hardest)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
+@pytest.mark.parametrize("made", [lambda loss: loss, torch.jit.script], ids=["plain", "scripted"])
+def test_a_choice_among_more_records_than_are_tried_is_found(made: Callable[[Any], Any]) -> None:
+    loss = made(hardest)  # scripted it is an object of torch's, of which there are no copies
+    trainer = trainer_of(loss)
     with pytest.raises(EquidpError, match="mixes records"):
         trainer.run_steps(1)
-    trainer_of(hardest, batch_size=20).run_steps(3)  # there it chooses nobody
+    trainer_of(loss, batch_size=20).run_steps(3)  # there it chooses nobody
 
 
 class Unseen(nn.Module):
@@ -601,8 +604,17 @@ def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine, "look_again", lambda passes, features, labels: looks.append(len(features)))
     trainer_of().run_steps(5)
     assert not looks
-    trainer_of(lambda outputs, labels: LOSS(outputs, labels)).run_steps(9)
-    assert len(looks) == 4  # in the first pass, the second, the fourth and the eighth
+    trainer_of(lambda outputs, labels: LOSS(outputs, labels)).run_steps(12)
+    assert len(looks) == 4  # in the first pass, the second, the fifth and the twelfth
+
+
+def test_each_chunk_of_a_step_is_looked_at_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two the second, of a few records, was looked at every time but the first."""
+    looks = list[int]()
+    monkeypatch.setattr(engine, "look_again", lambda passes, features, labels: looks.append(len(features)))
+    trainer_of(lambda outputs, labels: LOSS(outputs, labels), epochs=40, physical_batch_size=40).run_steps(120)
+    assert looks.count(40) >= 3
+    assert len(looks) - looks.count(40) >= 3
 
 
 class Keeping(nn.Module):

@@ -23,8 +23,10 @@ from equidp.gradients.refusals import Trained
 from equidp.gradients.shape import FixedRows, padded
 from equidp.gradients.used import of_others
 
-LOOKS_APART = 64
-"""Passes between two looks at a model or a loss of others, at most; at first they follow one another more closely."""
+LOOKS_APART = 61
+"""Passes between two looks at a model or a loss of others, at most; at first they follow one another more closely.
+
+A prime: of steps in chunks, the last of which may be a single record, each chunk's turn comes."""
 
 
 class GradientEngine:
@@ -145,7 +147,7 @@ class GradientEngine:
         self._until_look -= self._others
         if self._until_look:
             return False
-        self._until_look, self._looks_apart = self._looks_apart, min(2 * self._looks_apart, LOOKS_APART)
+        self._until_look, self._looks_apart = self._looks_apart, min(2 * self._looks_apart + 1, LOOKS_APART)
         return True
 
     def look(self, features: Tensor, labels: Tensor) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 HOLDERS = (dict, list, tuple, set, frozenset)
@@ -21,6 +22,8 @@ def of_others(model: nn.Module, loss: object) -> bool:
 
 
 def _of_others(one: object) -> bool:
+    if isinstance(one, torch.jit.ScriptFunction):
+        return True
     # an object's module is its class's, a function has one of its own
     package = str(getattr(one, "__module__", "")).partition(".")[0]
     return package not in ("torch", "builtins", "functools", __package__.partition(".")[0])
