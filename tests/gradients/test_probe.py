@@ -14,6 +14,7 @@ from torch.nn.utils import prune
 from equidp.errors import EquidpError
 from equidp.gradients import engine as engines
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.refusals import same
 
 WORDS, PLACES = 20, 8
 
@@ -459,3 +460,14 @@ def test_records_without_a_finite_gradient_hide_no_model_that_mixes_records() ->
     engine = GradientEngine(nn.Sequential(Centred(), nn.Linear(6, 3)), broken)
     with pytest.raises(EquidpError, match="mixes records"):
         engine.norms(features, (torch.arange(8) > 4).long())
+
+
+def test_equal_numbers_are_compared_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen table of words, 16 million numbers, took as long as 140 steps of what was trained behind it."""
+    table = torch.randn(4, 4)
+    with monkeypatch.context() as watched:
+        watched.setattr(Tensor, "isnan", None)
+        assert same(table, table.clone())
+    table[0, 0] = torch.nan
+    assert same(table, table.clone())
+    assert not same(table, table.nan_to_num())

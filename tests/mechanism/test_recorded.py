@@ -103,6 +103,29 @@ def test_a_run_of_replayed_steps_is_the_run(algorithm: str) -> None:
     compare(recorded, trained(algorithm, None))
 
 
+class Later(nn.Module):
+    """Mixes records from its so-manieth pass on, which it counts where they are: a replay counts too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.passes = model, torch.zeros(())
+
+    def forward(self, features: Tensor) -> Tensor:
+        outputs = self.model(features)
+        self.passes.add_(1)
+        return torch.where(self.passes > 90, outputs - outputs.mean(0, keepdim=True), outputs)
+
+
+def test_a_model_of_others_that_mixes_records_later_is_found_in_replayed_steps() -> None:
+    """No code of its runs in a replay, and yet what it reads changes."""
+    made = small_run.build_model
+    with mock.patch.object(small_run, "build_model", lambda *given, **more: Later(made(*given, **more))):
+        trainer = trainer_of("dpsgd", Replaying, epochs=100)
+    with pytest.raises(EquidpError, match="mixes records"):
+        trainer.run_steps(200)
+    assert replayed(trainer)
+
+
 def test_an_update_that_remembers_remembers_each_step_once() -> None:
     """In a trial a step is done twice."""
     recorded, plain = trained("dp_adambc", Replaying), trained("dp_adambc", None)

@@ -243,6 +243,12 @@ def test_the_table_is_whole_in_80_columns_and_never_wider_than_100(cells, width)
         assert whole in text
 
 
+def test_a_table_of_single_seeds_promises_no_intervals(cells):
+    shown = io.StringIO()
+    print_table(table_of(rows_of(cells[:1])), Console(file=shown, width=100))
+    assert "digits: test accuracy, of a single seed" in shown.getvalue()
+
+
 def test_figures_of_a_validation_part_are_not_called_test(cells):
     for cell in cells:
         path = cell.outputs["metrics"]

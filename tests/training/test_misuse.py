@@ -10,6 +10,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -128,6 +129,16 @@ class Holder:
     __call__ = loss
 
 
+@dataclass(slots=True)
+class Slotted:
+    """One that nobody calls itself."""
+
+    criterion: nn.Module
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.criterion(outputs, labels)
+
+
 def within_a_function(criterion: nn.Module) -> Any:
     def called(outputs: Tensor, labels: Tensor) -> Tensor:
         return criterion(outputs, labels)
@@ -135,12 +146,39 @@ def within_a_function(criterion: nn.Module) -> Any:
     return lambda outputs, labels: called(outputs, labels)
 
 
+def of_a_class(criterion: nn.Module) -> Any:
+    class Static:
+        held = criterion
+
+        @staticmethod
+        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+            return Static.held(outputs, labels)
+
+        def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+            return self.loss(outputs, labels)
+
+    return Static()
+
+
+def as_a_default(criterion: nn.Module) -> Any:
+    return lambda outputs, labels, of=criterion: of(outputs, labels)
+
+
+def in_a_dict(criterion: nn.Module) -> Any:
+    criteria = {"one": [criterion]}
+    return lambda outputs, labels: criteria["one"][0](outputs, labels)
+
+
 WRAPPED: list[Callable[[nn.Module], Any]] = [
     within_a_function,
+    as_a_default,
+    in_a_dict,
     functools.partial,
     lambda criterion: criterion.forward,
     Holder,
     lambda criterion: Holder(criterion).loss,
+    lambda criterion: Slotted(criterion).loss,
+    of_a_class,
 ]
 
 
@@ -151,6 +189,52 @@ def test_a_loss_within_a_function_or_an_object_is_looked_at_too(wrapped: Callabl
         trainer.run_steps(trainer.plan.steps)
     with pytest.raises(EquidpError, match=r"parameters of its own \(temperature\)"):
         trainer_of(wrapped(Tempered()))
+
+
+norm = nn.LayerNorm(2)
+"""A module of the same file that has nothing to do with a loss."""
+
+COUNTED = Counting()
+
+
+def test_a_loss_uses_what_its_code_loads_and_not_what_is_called_as_an_attribute_of_it() -> None:
+    """In a notebook a layer `norm` was taken for the loss's, whose parameters were then refused."""
+
+    def distance(outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs - nn.functional.one_hot(labels, 2)).norm(dim=1)
+
+    trainer_of(distance).run_steps(1)
+
+    def within(outputs: Tensor, labels: Tensor) -> Tensor:
+        return (lambda: COUNTED(outputs, labels))()
+
+    trainer = trainer_of(within, epochs=40)
+    with pytest.raises(EquidpError, match=r"'loss\.seen' of the model or its loss changes"):
+        trainer.run_steps(trainer.plan.steps)
+
+
+class Adversaries:
+    """Two networks, of which one is trained privately, by a loss that does not use the other."""
+
+    def __init__(self) -> None:
+        self.generator, self.discriminator, self.criterion = nn.Linear(2, 4), nn.Linear(4, 2), Counting()
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._loss(outputs, labels)
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.criterion(outputs, labels)
+
+    def generate(self) -> Tensor:
+        return self.generator(torch.rand(1, 2))
+
+
+def test_what_an_object_has_beside_what_its_loss_uses_may_be_trained_by_others() -> None:
+    both = Adversaries()
+    trainer = trainer_of(both.loss, model=both.discriminator, epochs=40)
+    with pytest.raises(EquidpError, match=r"'loss\.seen' of the model or its loss changes"):
+        trainer.run_steps(trainer.plan.steps)
+    assert trainer.steps_done > 1
 
 
 def test_a_loss_may_name_the_model_and_what_has_no_value_yet() -> None:
@@ -443,10 +527,12 @@ class Fair(nn.Module):
         return LOSS(outputs, labels) + self.weight * (outputs.softmax(1)[:, 1].mean() - 0.5).square()
 
 
-def test_a_penalty_over_the_batch_that_begins_later_is_found() -> None:
-    """One record more moved the sum by five times what was declared, as it moved all others' gradients."""
+@pytest.mark.parametrize("asked", [{}, {"algorithm": "dpsgd_minimax", "classes": 2}])
+def test_a_penalty_over_the_batch_that_begins_later_is_found(asked: dict[str, Any]) -> None:
+    """One record more moved the sum by five times what was declared, as it moved all others' gradients. An algorithm
+    that shifts outputs gives the engine a loss of its own, which holds the user's."""
     fair = Fair()
-    trainer = trainer_of(fair, epochs=40)
+    trainer = trainer_of(fair, epochs=40, **asked)
     trainer.run_steps(10)
     fair.weight = 50.0
     with pytest.raises(EquidpError, match="mixes records"):
@@ -455,17 +541,20 @@ def test_a_penalty_over_the_batch_that_begins_later_is_found() -> None:
 
 def hardest(outputs: Tensor, labels: Tensor) -> Tensor:
     """The losses of the hardest third, where there are more than 40."""
-    losses = LOSS(outputs, labels)
-    if len(losses) <= 40:
+    losses = nn.functional.cross_entropy(outputs, labels, reduction="none")
+    if losses.shape[0] <= 40:
         return losses
-    return losses * (losses >= losses.detach().topk(len(losses) // 3).values[-1])
+    return losses * (losses >= losses.detach().topk(losses.shape[0] // 3)[0][-1])
 
 
-def test_a_choice_among_more_records_than_are_tried_is_found() -> None:
-    trainer = trainer_of(hardest)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
+@pytest.mark.parametrize("made", [lambda loss: loss, torch.jit.script], ids=["plain", "scripted"])
+def test_a_choice_among_more_records_than_are_tried_is_found(made: Callable[[Any], Any]) -> None:
+    loss = made(hardest)  # scripted it is an object of torch's, of which there are no copies
+    trainer = trainer_of(loss)
     with pytest.raises(EquidpError, match="mixes records"):
         trainer.run_steps(1)
-    trainer_of(hardest, batch_size=20).run_steps(3)  # there it chooses nobody
+    trainer_of(loss, batch_size=20).run_steps(3)  # there it chooses nobody
 
 
 class Unseen(nn.Module):
@@ -484,11 +573,30 @@ class Unseen(nn.Module):
         return self.line(features)
 
 
-def test_what_a_model_learns_past_autograd_is_found_when_it_is_looked_at_again() -> None:
-    trainer = trainer_of(model=Unseen(), epochs=40)
+@pytest.mark.parametrize("most", [None, 1])
+def test_what_a_model_learns_past_autograd_is_found_when_it_is_looked_at_again(most: int | None) -> None:
+    trainer = trainer_of(model=Unseen(), epochs=40, physical_batch_size=most)
     with pytest.raises(EquidpError, match=r"'mean' of the model or its loss changes"):
         trainer.run_steps(100 + LOOKS_APART)
-    assert trainer.steps_done > 1
+    assert most or trainer.steps_done > 1
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_a_layer_of_torch_that_does_what_others_wrote_is_looked_at_too(hooked: bool) -> None:
+    model, weight = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), [0.0]
+
+    def mixed(outputs: Tensor) -> Tensor:
+        return outputs + weight[0] * outputs.mean(0, keepdim=True)
+
+    if hooked:
+        model[0].register_forward_hook(lambda layer, given, outputs: mixed(outputs))
+    else:
+        model[0].forward = lambda features: mixed(nn.functional.linear(features, model[0].weight, model[0].bias))
+    trainer = trainer_of(model=model, epochs=40)
+    trainer.run_steps(10)
+    weight[0] = 1.0
+    with pytest.raises(EquidpError, match="mixes records"):
+        trainer.run_steps(LOOKS_APART)
 
 
 def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,8 +604,17 @@ def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine, "look_again", lambda passes, features, labels: looks.append(len(features)))
     trainer_of().run_steps(5)
     assert not looks
-    trainer_of(lambda outputs, labels: LOSS(outputs, labels)).run_steps(9)
-    assert len(looks) == 4  # in the first pass, the second, the fourth and the eighth
+    trainer_of(lambda outputs, labels: LOSS(outputs, labels)).run_steps(12)
+    assert len(looks) == 4  # in the first pass, the second, the fifth and the twelfth
+
+
+def test_each_chunk_of_a_step_is_looked_at_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two the second, of a few records, was looked at every time but the first."""
+    looks = list[int]()
+    monkeypatch.setattr(engine, "look_again", lambda passes, features, labels: looks.append(len(features)))
+    trainer_of(lambda outputs, labels: LOSS(outputs, labels), epochs=40, physical_batch_size=40).run_steps(120)
+    assert looks.count(40) >= 3
+    assert len(looks) - looks.count(40) >= 3
 
 
 class Keeping(nn.Module):

@@ -199,6 +199,7 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
         ([], 0, "The dataset has no items"),
         ((FEATURES.numpy(), LABELS), 0, "features: give a tensor .*, no ndarray"),
         (Subset(Subset(EVERY, [0, 1, 1]), [2, 1]), 0, r"Subset has items more than once.*unit="),
+        (Subset(EVERY, [299, -1]), 0, "Subset has items more than once"),
         (ConcatDataset([EVERY, Subset(EVERY, [7])]), 0, "ConcatDataset has items more than once"),
         (DataLoader(Items()), 0, "give the dataset of the DataLoader, `loader.dataset`"),
         (Turned(), 0, "The dataset draws at random"),

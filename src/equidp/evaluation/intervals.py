@@ -11,11 +11,13 @@ mean ± t·s/√n with records of one unit added up first, so that units are the
 
 Several records of one unit (a patient's visits) carry less information than the same number of units. As in survey
 sampling (Kish 1965) they count as n/D records, D being the variance of the share over whole units divided by that over
-records. D is estimated from so many units, and (z/t)² of the records are left for that, with Student's t of as many
-degrees of freedom as there are units but one (Korn and Graubard, Survey Methodology 24, 1998, pages 193 to 201). Few
-units do not tell D: fewer than ten, or fewer than ten that have a record of the rarer kind, right or wrong. Then they
-count as if a unit's records were always equal: as many as there are units, fewer if some units have more records than
-others. The correlation is that of the units' sums.
+records. D is estimated, and (z/t)² of the records are left for that, with Student's t (Korn and Graubard, Survey
+Methodology 24, 1998, pages 193 to 201). Its degrees of freedom are those of the units that tell D, less one: where each
+unit has c records of the rarer kind, right or wrong, these are (Σc)²/Σc², the number of units if all that have such a
+record have as many. Few units tell little: another one may be wrong throughout. So D is, by steps of that number up to
+`TELLING`, a geometric mean of what was found and of what it is where a unit's records are always equal. With none of
+the rarer kind they count as that: as many as there are units, fewer if some units have more records than others. The
+correlation is that of the units' sums.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from equidp.data.records import MIN_TEST_RECORDS
-
 CONFIDENCE = 0.95
+
+TELLING = 20
+"""So many units with a record of the rarer kind tell how alike the records of a unit are."""
 
 Groups = Mapping[str, tuple[NDArray, tuple[str, ...]]]
 """Per grouping: group ids `[n]` and the names of all groups, in id order."""
@@ -110,9 +113,13 @@ class _Share:
         self.sums = np.bincount(owners, weights=right - self.share)
         count, spread = len(self.sums), n * self.share * (1 - self.share)
         design = float((np.bincount(owners) ** 2).sum()) / n  # 1 where every unit has one record
-        if design > 1 and len(np.unique(owners[right == (self.share <= 0.5)])) >= MIN_TEST_RECORDS:
-            design = (self.sums**2).sum() / spread * count / (count - 1) * (n - 1) / n
-            design *= (_student(count - 1) / _normal()) ** 2
+        if design > 1 and spread:
+            rarer = np.bincount(owners, weights=right == (self.share <= 0.5))
+            telling = float(rarer.sum() ** 2 / (rarer**2).sum())
+            if telling > 1:
+                found = (self.sums**2).sum() / spread * count / (count - 1) * (n - 1) / n
+                found = min(max(found * (_student(telling - 1) / _normal()) ** 2, 1.0), design)
+                design *= (found / design) ** min((telling - 1) / (TELLING - 1), 1.0)
         self.worth = n / max(design, 1.0)
 
     def interval(self) -> tuple[float, float]:
@@ -141,6 +148,6 @@ def _normal() -> float:
     return float(stats.norm.ppf((1 + CONFIDENCE) / 2))
 
 
-def _student(freedom: int) -> float:
+def _student(freedom: float) -> float:
     """The same of Student's t with so many degrees of freedom."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))

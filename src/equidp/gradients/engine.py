@@ -5,7 +5,8 @@ The work is done in `bookkeeping.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Unpack
 
 import torch
@@ -18,15 +19,19 @@ from equidp.gradients.misfit import FAILURES, raise_told
 from equidp.gradients.precision import refuse_around, refuse_short_products
 from equidp.gradients.probe import SEVERAL, look_again, probe
 from equidp.gradients.recording import Recorder, Recordings
-from equidp.gradients.refusals import Trained, of_others
+from equidp.gradients.refusals import Trained
 from equidp.gradients.shape import FixedRows, padded
+from equidp.gradients.used import of_others
 
-LOOKS_APART = 64
-"""Passes between two looks at a model or a loss of others, at most; at first they follow one another more closely."""
+LOOKS_APART = 61
+"""Passes between two looks at a model or a loss of others, at most; at first they follow one another more closely.
+
+A prime: of steps in chunks, the last of which may be a single record, each chunk's turn comes.
+"""
 
 
 class Looks:
-    """When to look again at what is not this package's: at once, then after 1, 2, 4, … times, at most so many apart."""
+    """When to look again at what is not this package's: at once, then after 1, 3, 7, … times, at most so many apart."""
 
     def __init__(self) -> None:
         self._left, self._apart = 1, 1
@@ -36,7 +41,7 @@ class Looks:
         self._left -= 1
         if self._left:
             return False
-        self._left, self._apart = self._apart, min(2 * self._apart, LOOKS_APART)
+        self._left, self._apart = self._apart, min(2 * self._apart + 1, LOOKS_APART)
         return True
 
 
@@ -89,7 +94,6 @@ class GradientEngine:
 
     def record_passes(self, new_recorder: Callable[[], Recorder] | None) -> None:
         """Replay passes from here on; with None compute them afresh."""
-        self._afresh = new_recorder is None
         work = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
         self._asked = work if self.rows is None else FixedRows(work, self.rows)
 
@@ -147,17 +151,31 @@ class GradientEngine:
             self._tried = 0
         # again where there are twice as many: what happens among many does not show among few
         fresh = len(features) and min(len(features), SEVERAL) >= 2 * self._tried
-        # of replayed passes no model's code runs again
-        look = self._others and self._afresh and len(features) > 1 and self._looks.due()
-        if not (fresh or look):
-            return
+        if fresh:
+            with self._trying(features, labels):
+                refuse_short_products(self.device)
+                self._probed_in, self._tried = modes, probe(self.passes, features, labels)
+        if len(features) and self.look_is_due():
+            self.look(features, labels)
+
+    def look_is_due(self) -> bool:
+        """Whether the next batch is one of those at which a model or a loss of others is looked at; asked once each."""
+        return self._others and self._looks.due()
+
+    def look(self, features: Tensor, labels: Tensor) -> None:
+        """Look again whether each record's gradient is its own. The last batch is forgotten then.
+
+        Raises:
+            EquidpError: as `norms`.
+        """
+        with self._trying(features, labels):
+            look_again(self.passes, features, labels)
+
+    @contextlib.contextmanager
+    def _trying(self, features: Tensor, labels: Tensor) -> Iterator[None]:
         try:
             with torch.enable_grad():
-                if fresh:
-                    refuse_short_products(self.device)
-                    self._probed_in, self._tried = modes, probe(self.passes, features, labels)
-                if look:
-                    look_again(self.passes, features, labels)
+                yield
         except FAILURES as error:
             raise_told(error, self.passes, features, labels)
         self.passes.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import NoReturn
 
 import torch
@@ -54,7 +55,7 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
             judged = copy.deepcopy(loss)
             judged = judged.cpu() if isinstance(judged, nn.Module) else judged
             judged(outputs, labels[:1].cpu())
-    except FAILURES:  # the first step has words for it
+    except (*FAILURES, pickle.PickleError):  # the first step has words for it; or there are no copies
         return
     for row in sorted(_extremes(features)):
         try:
@@ -143,7 +144,7 @@ def halved_by_itself(passes: BookKeeping, features: Tensor) -> bool:
         for layer in passes.model.modules()
     ]
     try:
-        passes.outputs_at(features, None)
+        passes.outputs_at(features.clone(), None)  # a model may write into its records
     finally:
         for hook in hooks:
             hook.remove()

@@ -54,7 +54,7 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
         EquidpError: naming a parameter whose gradients are wrong or missing, or a parameter or buffer that changes, or
             saying that records mix or that norms are wrong.
     """
-    features, labels = features[:SEVERAL].clone(), labels[:SEVERAL].clone()  # a model may write into its records
+    features, labels = features[:SEVERAL], labels[:SEVERAL]
     two = _first_two(features, labels)
     seed = torch.random.initial_seed()
     devices = [passes.device] if passes.device.type == "cuda" else []
@@ -80,10 +80,11 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
 
 
 def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
-    """Look once more, at a whole batch of at least two: by three passes, each half beside the other and beside itself.
+    """Look once more, at a whole batch: by three passes, each half beside the other and beside itself.
 
     A model or a loss of others may do what it did not when it was tried: weigh in a penalty over the batch whose weight
-    began at 0, choose among more records than were tried, or write into its buffers past autograd (`.data`).
+    began at 0, choose among more records than were tried, or write into its buffers past autograd (`.data`), which one
+    record alone would show.
 
     Raises:
         EquidpError: as `probe`.
@@ -91,8 +92,8 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
     devices = [passes.device] if passes.device.type == "cuda" else []
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
         before = _kept_now(passes)
-        seed, apart = torch.random.initial_seed(), len(features) // 2
-        _compare_beside(passes, features.clone(), labels.clone(), seed, apart)
+        seed, apart = torch.random.initial_seed(), max(len(features) // 2, 1)
+        _compare_beside(passes, features, labels, seed, apart)
         _compare_kept(passes, before)
 
 
@@ -155,7 +156,7 @@ def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed
     _compare_beside(passes, features, labels, seed, apart=len(features) // 2)
     varied = _varied(features)
     try:
-        passes.norms(varied, labels)
+        passes.norms(varied.clone(), labels.clone())
     except FAILURES:  # the model takes no such records
         varied = features
     _compare_beside(passes, varied, labels, seed)
@@ -216,7 +217,7 @@ def _draws(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> 
     """Whether the model draws random numbers."""
     _reseed(passes, seed)
     undrawn = _generators(passes)
-    passes.norms(features, labels)
+    passes.norms(features.clone(), labels.clone())
     return not _generators(passes).equal(undrawn)
 
 
@@ -252,7 +253,7 @@ def _by_autograd(
 ) -> Tensor:
     _reseed(passes, seed)
     try:
-        return passes.plain_sum(features, labels, owners=owners, weights=weights)
+        return passes.plain_sum(features.clone(), labels.clone(), owners=owners, weights=weights)
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise
@@ -264,7 +265,7 @@ def _by_autograd(
 
 def _norms(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> Tensor:
     _reseed(passes, seed)
-    return passes.norms(features, labels, owners=owners)
+    return passes.norms(features.clone(), labels.clone(), owners=owners)  # a model may write into its records
 
 
 def _reseed(passes: BookKeeping, seed: int) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients.used import used_by
 
 T = TypeVar("T")
 
@@ -168,44 +166,9 @@ def refuse_trained_loss(model: nn.Module, loss: object) -> None:
         )
 
 
-def of_others(model: nn.Module, loss: object) -> bool:
-    """Whether a layer or the loss is neither torch's nor of this package."""
-    return any(map(_of_others, (*model.modules(), loss)))
-
-
-def _of_others(one: object) -> bool:
-    # an object's module is its class's, a function has one of its own
-    package = str(getattr(one, "__module__", "")).partition(".")[0]
-    return package not in ("torch", __package__.partition(".")[0])
-
-
 def layers_of(loss: object) -> list[nn.Module]:
-    """The loss where it is a module; else the modules that it holds, or that a function refers to by name."""
-    found, seen, left = list[nn.Module](), set[int](), [loss]
-    while left:
-        one = left.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, nn.Module):
-            found.append(one)
-        elif isinstance(one, functools.partial):
-            left += [one.func, *one.args, *one.keywords.values()]
-        elif inspect.ismethod(one):
-            left += [one.__self__, one.__func__, *getattr(one.__self__, "__dict__", {}).values()]
-        elif inspect.isfunction(one):
-            left += _named_in(one) if _of_others(one) else []
-        elif not isinstance(one, type | ModuleType) and callable(one):
-            left += getattr(one, "__dict__", {}).values()
-    return found
-
-
-def _named_in(function: FunctionType) -> list[object]:
-    try:
-        names = inspect.getclosurevars(function)
-    except ValueError:  # one of them has no value yet
-        return []
-    return [*names.nonlocals.values(), *names.globals.values()]
+    """The loss where it is a module, and the modules that it uses."""
+    return [one for one in used_by(loss) if isinstance(one, nn.Module)]
 
 
 START = torch.zeros((), requires_grad=True)
@@ -298,7 +261,8 @@ class _Kept(torch.autograd.Function):
 
 def same(old: Tensor, new: Tensor) -> bool:
     """Whether two tensors hold the same numbers; what is no number is the same as another that is none."""
-    return torch.equal(old.isnan(), new.isnan()) and torch.equal(_plain(old), _plain(new))
+    # most often they do, and a frozen table of words is large
+    return torch.equal(old, new) or (torch.equal(old.isnan(), new.isnan()) and torch.equal(_plain(old), _plain(new)))
 
 
 def _plain(values: Tensor) -> Tensor:

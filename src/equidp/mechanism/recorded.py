@@ -180,6 +180,9 @@ class RecordedSteps:
         elif made.tried < TRIALS:
             self._try(made, draw, segment)
         else:
+            if len(units) and trainer.engine.look_is_due():  # no code of the model's runs, but what it reads may change
+                batch = trainer.batch(draw.units)
+                trainer.engine.look(batch.features, batch.labels)
             self._replay(made)
             trainer.shown = made.shown
             trainer.steps_done += 1

@@ -41,13 +41,8 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
         main = METRIC_TITLES[task.main]
         costs |= {main: None}
         part = " or ".join(table.attrs.get("parts", {}).get(dataset, ["test"]))
-        shown = _columns(
-            f"{dataset}: {part} {main}, mean ± half of the 95 % interval over seeds",
-            "n",
-            "ε",
-            "overall",
-            *names.values(),
-        )
+        over = "mean ± half of the 95 % interval over seeds" if (lines["seeds"] > 1).any() else "of a single seed"
+        shown = _columns(f"{dataset}: {part} {main}, {over}", "n", "ε", "overall", *names.values())
         for _, line in lines.iterrows():
             epsilon = epsilon_text(None if pd.isna(line["epsilon"]) else line["epsilon"], 3)
             _add(shown, line["run"], line["seeds"], epsilon, *(shown_figure(line, of) for of in (task.main, *names)))

@@ -304,7 +304,8 @@ def _source(data: Any, item: int) -> tuple[int, int]:
     """The dataset that an item comes from in the end, and its number there."""
     while isinstance(data, Subset | ConcatDataset):
         if isinstance(data, Subset):
-            data, item = data.dataset, int(data.indices[item])
+            item, data = int(data.indices[item]), data.dataset
+            item += len(data) if item < 0 else 0
         else:
             part = bisect_right(data.cumulative_sizes, item)
             data, item = data.datasets[part], item - (data.cumulative_sizes[part - 1] if part else 0)
