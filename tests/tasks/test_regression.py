@@ -26,7 +26,8 @@ from equidp.evaluation.regression import evaluate
 from equidp.models import build_model
 from equidp.models.weights import load_weights, network_of
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings, resolve
-from equidp.sweep.summary import Row, averaged, print_table, table_of
+from equidp.sweep.printed import print_table
+from equidp.sweep.summary import Row, averaged, table_of
 from equidp.tasks import task_of
 from equidp.training import TrainingRequest, groups_of, plan_run, predict, prepare, units_in
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import NoReturn
 
 import torch
@@ -49,13 +48,15 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
         EquidpError: for a record or a label on which model or loss fail, where they take the first ones.
     """
     try:
-        tried = copy.deepcopy(model).cpu()
+        tried, judged = copy.deepcopy(model), copy.deepcopy(loss)
+    except Exception:  # whatever forbids copies, as a scripted function does
+        return
+    try:
+        tried, judged = tried.cpu(), judged.cpu() if isinstance(judged, nn.Module) else judged
         with torch.no_grad():
             outputs = tried(features[:1].cpu())
-            judged = copy.deepcopy(loss)
-            judged = judged.cpu() if isinstance(judged, nn.Module) else judged
             judged(outputs, labels[:1].cpu())
-    except (*FAILURES, pickle.PickleError):  # the first step has words for it; or there are no copies
+    except FAILURES:  # the first step has words for it
         return
     for row in sorted(_extremes(features)):
         try:
