@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from equidp.accounting.plan import Plan, Segment
+from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
@@ -179,6 +181,16 @@ class FiveAtMost(Acceptance):
 def test_a_run_ends_with_the_most_steps_that_its_epsilon_is_of() -> None:
     ended = trained(acceptance=FiveAtMost())
     assert (ended["accepted_steps"], [event["count"] for event in ended["charged"]]) == (5, [5])
+
+
+def test_a_ledger_beyond_the_cap_is_not_covered() -> None:
+    """However many steps the run has taken."""
+    plan = Plan(400, 20, 4, 2, 1e-5, 1.0)
+    algorithm = replace(algorithm_settings("dpsgd").build(), acceptance=FiveAtMost())
+    (event,) = algorithm.events(plan)
+    assert event.count == 5
+    assert algorithm.covers(plan, [event], 5)
+    assert not algorithm.covers(plan, [replace(event, count=80)], 80)
 
 
 # ------------------------------------------------------------------------------------- what is kept from step to step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from equidp.algorithms.custom import PARTS, make_part
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
-    Acceptance,
     Draw,
     FlatClip,
     Public,
@@ -163,24 +161,6 @@ class TestAlgorithm:
         assert algorithm.covers(plan, [event])
         assert not algorithm.covers(plan, [])
         assert not algorithm.covers(plan, [event, event])
-
-    def test_a_ledger_beyond_the_cap_is_not_covered(self) -> None:
-        """However many steps the run has taken."""
-
-        class FewSteps(Acceptance):
-            @property
-            def may_stop(self) -> bool:
-                return True
-
-            def cap(self, plan: Plan, sampling_rate: float) -> int:
-                return 5
-
-        plan = Plan(400, 20, 4, 2, 1e-5, 1.0)
-        algorithm = dataclasses.replace(algorithm_settings("dpsgd").build(), acceptance=FewSteps())
-        (event,) = algorithm.events(plan)
-        assert event.count == 5
-        assert algorithm.covers(plan, [event], 5)
-        assert not algorithm.covers(plan, [dataclasses.replace(event, count=80)], 80)
 
 
 @pytest.mark.parametrize("name", sorted(PARTS["weights"]))

@@ -150,8 +150,7 @@ class GradientEngine:
         if modes != self._probed_in:
             self._tried = 0
         # again where there are twice as many: what happens among many does not show among few
-        fresh = len(features) and min(len(features), SEVERAL) >= 2 * self._tried
-        if fresh:
+        if len(features) and min(len(features), SEVERAL) >= 2 * self._tried:
             with self._trying(features, labels):
                 refuse_short_products(self.device)
                 self._probed_in, self._tried = modes, probe(self.passes, features, labels)

@@ -22,7 +22,7 @@ from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.style import label
 from equidp.reporting.tables import groupings_of
-from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text, task_in
+from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text, interval_text, task_in
 from equidp.tasks.base import TOO_LONG, Task
 
 MAX_FIGURE_GROUPS = 40
@@ -224,8 +224,8 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
 
 def _interval(of: Mapping, least: float, most: float, sign: str = "") -> str:
     """The interval of an accuracy over all records, or of its cost, where there is one, as far as it is possible."""
-    ends = [min(max(end, least), most) for end in (of.get("intervals") or {}).get("overall") or ()]
-    return f"{' to '.join(figure_text(end, 3, f'{sign},') for end in ends)} at 95 %" if ends else ""
+    ends = (of.get("intervals") or {}).get("overall")
+    return f"{interval_text(ends, least, most, f'{sign},')} at 95 %" if ends else ""
 
 
 _HEADINGS = (

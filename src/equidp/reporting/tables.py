@@ -15,7 +15,7 @@ from equidp.algorithms import BASELINE
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.reporting.privacy_report import research_mode
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, cost_title, figure_text, task_in
+from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, cost_title, figure_text, interval_text, task_in
 from equidp.tasks import CLASSIFICATION, TASKS
 from equidp.tasks.base import Task
 
@@ -359,9 +359,7 @@ def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[
             yield f"{title} {name}", _of_groups(document["cost_of_privacy"], grouping, metric)
         if metric == task.main and len(private) == 1:  # in a comparison they are in the figure
             (ends,) = group_intervals({n: d["cost_of_privacy"] for n, d in private.items()}, grouping).values()
-            most = task.most  # over few seeds they go beyond what can be
-            pairs = {g: [min(max(end, -most), most) for end in pair] for g, pair in ends.items() if pair}
-            texts = {g: " to ".join(figure_text(end, 3, "+") for end in pair) for g, pair in pairs.items()}
+            texts = {g: interval_text(pair, -task.most, task.most, "+") for g, pair in ends.items() if pair}
             yield INTERVAL, {group: text.replace(" ", "\N{NO-BREAK SPACE}") for group, text in texts.items()}
     several = len(documents) > 2
     for metric in task.beside if several else task.metrics[1:]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from equidp.errors import EquidpError
 from equidp.tasks import CLASSIFICATION, TASKS, kind_of
@@ -64,3 +64,8 @@ def figure_text(value: float, places: int, form: str = "", *, beside: float = 0.
     size = max(abs(value), abs(beside))
     fewer = math.floor(math.log10(size)) if math.isfinite(size) and size >= 10 else 0
     return f"{value:{form}.{max(0, places - fewer)}f}"
+
+
+def interval_text(ends: Sequence[float], least: float, most: float, form: str = "") -> str:
+    """An interval from end to end, as far as it is possible: over few seeds it goes beyond."""
+    return " to ".join(figure_text(min(max(end, least), most), 3, form) for end in ends)
