@@ -13,6 +13,7 @@ import io
 import itertools
 import os
 import tarfile
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,6 +55,9 @@ EITHER_OR = ("epsilon", "noise_multiplier")
 TWICE = "Duplicate keys found in "
 """How Kedro begins to tell of files that set the same."""
 
+SETTING = threading.Lock()
+"""Held while a catalog is read: the process has one resolver of that name, and another session its own paths."""
+
 CHOICES = {"model": "name", "data": "source"}
 """Sections whose `options` are those of what this setting names; another name drops a lower layer's options."""
 
@@ -87,9 +91,11 @@ class EquidpConfigLoader(OmegaConfigLoader):
             if key == "catalog" and key not in self:
                 parameters = self["parameters"]
                 # paths tell what runs, wherever that was set: in the folder of another run it would replace that one
-                OmegaConf.register_new_resolver(
-                    "setting", lambda name: functools.reduce(getitem, name.split("."), parameters), replace=True
-                )
+                with SETTING:
+                    OmegaConf.register_new_resolver(
+                        "setting", lambda name: functools.reduce(getitem, name.split("."), parameters), replace=True
+                    )
+                    return self._read(key)
             found = self._read(key)
             return checked(found) if key == "mlflow" else found
 

@@ -1,12 +1,16 @@
-"""Two runs of one dataset, seed and run_label: nodes read what nodes wrote, so the second one waits its turn."""
+"""Two runs of one dataset, seed and run_label, or of one process: the second one has to wait for its turn."""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report_folder
 
 from equidp.errors import EquidpError
 from equidp.hooks.guard import LOCK
+from equidp.hooks.turn import Turn
 from equidp.pipelines.training import nodes
 from equidp.system.files import locked
 
@@ -49,3 +53,59 @@ def test_a_run_is_at_work_until_its_results_are_logged(project, monkeypatch, fai
     assert seen
     assert not any(seen)
     assert free()
+
+
+def test_a_run_in_another_thread_is_refused_and_changes_nothing_of_the_one_at_work(project, monkeypatch):
+    """`kedro server` answers each request in a thread: one wrote its results into the folder of the other's seed."""
+    told: list[BaseException | None] = []
+
+    def scored(*arguments: Any) -> Any:
+        if not told:
+            told.append(other.submit(kedro_run, project, "sgd", seed=1, **QUICK).exception())
+        return score(*arguments)
+
+    score = nodes.score_test
+    monkeypatch.setattr(nodes, "score_test", scored)
+    with ThreadPoolExecutor(1) as other:
+        kedro_run(project, "sgd", **QUICK)
+        assert "Another run of this process" in str(told[0])
+        assert {path.parent.name for path in (project / "data").rglob("metrics.json")} == {"seed=0"}
+        other.submit(kedro_run, project, "sgd", seed=1, **QUICK).result()
+    assert {run.data.params["seed"]: run.info.status for run in mlflow_runs(project)} == {
+        "0": "FINISHED",
+        "1": "FINISHED",
+    }
+
+
+def test_of_two_contexts_made_at_once_the_later_one_runs():
+    turn = Turn()
+
+    def begins(*, prepare: bool) -> str:
+        try:
+            if prepare:
+                with turn.prepared():
+                    pass
+            with turn.begun():
+                return "begun"
+        except EquidpError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(1) as other, turn.prepared():
+        pass
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(begins, prepare=False).result().startswith("Another run of this process")
+        assert other.submit(begins, prepare=True).result() == "begun"
+        assert begins(prepare=True).startswith("Another run of this process")
+        assert begins(prepare=False).startswith("Another run of this process")
+    assert begins(prepare=True) == "begun"  # that thread has ended: nothing is at work in it
+
+
+def test_a_refused_run_leaves_the_turn_to_others():
+    turn = Turn()
+    with ThreadPoolExecutor(1) as other:
+        with turn.prepared():
+            pass
+        with pytest.raises(EquidpError, match="refused"), turn.begun():
+            raise EquidpError("refused")
+        with other.submit(turn.prepared).result():
+            pass

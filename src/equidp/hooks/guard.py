@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from kedro.pipeline import Pipeline
 from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.config_loader import EquidpConfigLoader, project_is_at
 from equidp.errors import EquidpError, unknown_name
+from equidp.hooks.turn import Turn
 from equidp.parameters import TUNED, Settings
 from equidp.system import collection, interrupts
 from equidp.system.extras import EXCEL, not_installed
@@ -137,7 +138,7 @@ class GuardHook:
     """Refuses before anything runs, and in one sentence; says to nodes which algorithms run."""
 
     def __init__(self) -> None:
-        self._held, self._saving = ExitStack(), ExitStack()
+        self._held, self._saving, self._turn = ExitStack(), ExitStack(), Turn()
 
     @hook_impl(wrapper=True)
     def after_context_created(self, context: KedroContext) -> Generator[None, Any, Any]:
@@ -146,9 +147,11 @@ class GuardHook:
         _refuse_homeless()
         _refuse_undecoded(context.project_path)
         assert isinstance(context.config_loader, EquidpConfigLoader)
-        self._settings = context.config_loader.settings
-        project_is_at(context.project_path)
-        return (yield)
+        settings = context.config_loader.settings
+        with self._turn.prepared():
+            self._settings = settings
+            project_is_at(context.project_path)
+            return (yield)
 
     @hook_impl
     def after_catalog_created(self, catalog: DataCatalog) -> None:
@@ -160,6 +163,13 @@ class GuardHook:
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
+        """Refuse what cannot run, and keep files and process to this run."""
+        with self._turn.begun():
+            self._prepare(run_params, pipeline, catalog)
+            with interrupts.waiting(), without_ipython():
+                return (yield)
+
+    def _prepare(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
         if kind := special(pipeline):
             _refuse_other(self._settings, kind)
@@ -186,8 +196,6 @@ class GuardHook:
         _refuse_unwritable(pipeline, catalog)
         collection.settle()
         self._catalog, self._made, self._trained = catalog, pipeline.all_outputs(), algorithms_in(pipeline)
-        with interrupts.waiting(), without_ipython():
-            return (yield)
 
     @hook_impl
     def before_dataset_saved(self, dataset_name: str) -> None:
@@ -211,7 +219,7 @@ class GuardHook:
         """Once MLflow has the results too, forget the checkpoints."""
         from equidp.training import forget
 
-        with self._held:
+        with closing(self._turn), self._held:
             result = yield
             self._settle(pipeline)
             for name in evaluated(pipeline):
@@ -228,7 +236,8 @@ class GuardHook:
         self._saving.close()
         refusal = refusal_in(error) or refused_by_disk(error, self._catalog)
         self._held.close()
-        result = yield  # the other hooks close their runs first
+        with closing(self._turn):
+            result = yield  # the other hooks close their runs first
         if refusal is not None:
             raise refusal from None
         return result
