@@ -12,7 +12,7 @@ from pydantic import ValidationError
 import equidp
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
-from equidp.parameters import OperationSettings, TrainingSettings, resolve
+from equidp.parameters import TOP_LEVEL, OperationSettings, TrainingSettings, check_names, resolve
 
 GIVEN = {"dataset": "digits", "privacy": {"epsilon": 3.0}, "training": {"epochs": 3, "checkpoint_every": 2}}
 
@@ -51,6 +51,14 @@ def test_plain_values_resolve_to_the_settings_that_they_are_of() -> None:
     again = resolve(told | {"algorithm": audited["algorithm"]})
     assert again == settings
     assert again.algorithm("dpsgd").initial["clip_norm"] == 2.0
+
+
+def test_names_with_dots_are_for_the_command_line_alone() -> None:
+    """A notebook's runtime_params, and requests to `kedro server`: 'Did you mean training?' helped nobody."""
+    with pytest.raises(
+        EquidpError, match=r"only --params takes names with dots.*write the block: training: \{epochs: …"
+    ):
+        check_names(["training.epochs"], TOP_LEVEL)
 
 
 def test_an_optimiser_that_is_asked_for_is_not_passed_over_for_the_algorithms_own() -> None:

@@ -381,6 +381,12 @@ def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
     valid = tuple(valid)
     for key in given:
         if key not in valid:
+            section, _, inner = key.partition(".")
+            if inner and section in valid:
+                raise EquidpError(
+                    f"{key!r}: only --params takes names with dots. In a file of settings and in Python (runtime_params) "
+                    f"write the block: {section}: {{{inner}: …}}."
+                )
             blocks = {**SECTIONS, **PIPELINE_SECTIONS}
             nested = [f"{name}.{key}" for name in blocks for kind in blocks[name] if key in kind.model_fields]
             options = {} if nested or nearest(key, valid) else {name: declared(name) for name in ALGORITHMS}
