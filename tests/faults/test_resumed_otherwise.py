@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from tests.gradients.test_recording import Again
+from torch import Tensor
 
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Membership, Records, Schema, Split
 from equidp.errors import EquidpError
+from equidp.mechanism.parts import Run, StepFacts, Update, Updating
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.system.workplace import JOURNAL_FILE
 from equidp.training import (
@@ -390,6 +392,43 @@ def test_recorded_passes_are_not_repeated(tmp_path: Path, monkeypatch: pytest.Mo
 
     assert lives(tmp_path / "afresh", recorded=False) == 0
     assert lives(tmp_path / "recorded", recorded=True) == 2
+
+
+class Forgotten(Updating):
+    """Momentum that no checkpoint keeps."""
+
+    memory = 0.0
+
+    def direction(self, noisy_sum: Tensor, facts: StepFacts) -> Tensor:
+        self.memory = noisy_sum + self.memory
+        return self.memory
+
+
+class Forgetful(Update):
+    """Another package's update: it does not name its state in `remembered`."""
+
+    def start(self, run: Run) -> Updating:
+        return Forgotten()
+
+
+def test_what_others_code_keeps_unseen_may_not_meet_its_noise_again(tmp_path: Path, power_cut: Any) -> None:
+    """Under the noise of the first life, the steps done again told the difference of two sums exactly."""
+
+    def private(*, resume: bool) -> Trained:
+        algorithm = dataclasses.replace(algorithm_settings("dpsgd", {}).build(), update=Forgetful())
+        training = TrainingSettings(epochs=3, batch_size=10, device="cpu")
+        privacy = PrivacySettings(noise_multiplier=1.0)
+        plan = plan_run(algorithm, units=120, groups=2, privacy=privacy, training=training)
+        request = TrainingRequest(
+            algorithm, plan, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+            training=training, seed=0, workplace=tmp_path, resume=resume,
+        )  # fmt: skip
+        return train_model(request, PARTS, progress=False)
+
+    with power_cut(after=5):
+        private(resume=False)
+    (charged,) = private(resume=True).privacy["ledger"]
+    assert charged["count"] > 36  # the five steps are new releases
 
 
 def test_a_run_that_ends_does_not_forget_for_the_one_that_began_after_it(tmp_path: Path) -> None:

@@ -105,7 +105,10 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
             "target": (schema.task, *schema.bounds) if schema.bounds else None,
             "class_weights": class_weights(training, split.train),
         }
-        keeper = _keeper(request, request.workplace, data, at_once, graphs, code=f"{CODE_DIGEST[:16]}{added[:16]}")
+        # what others' code keeps beside `remembered` and buffers is gone after a crash: it would give another sum. And
+        # whether a new recording repeats an old one was not tried on a GPU
+        code = f"{CODE_DIGEST[:16]}{added[:16]}"
+        keeper = _keeper(request, request.workplace, data, at_once, code=code, repeating=not (graphs or added))
     try:
         others = [] if peers is None else _others_of(peers, random, CODE_DIGEST + added)
         ledger: Ledger = keeper.ledger(random, others) if keeper else Ledger()
@@ -167,9 +170,9 @@ def _keeper(
     workplace: Path,
     data: Mapping[str, object],
     at_once: int | None,
-    graphs: bool,
     *,
     code: str,
+    repeating: bool,
 ) -> Checkpointer:
     """What keeps a run in its workplace; `data` are digests of what it begins with, and facts of its loss."""
     algorithm, training = request.algorithm, request.training
@@ -187,7 +190,7 @@ def _keeper(
         # a budget has no room for steps that were charged and not taken
         block=1 if budgeted else block_of(request.plan.steps),
         code=code,
-        repeating=not graphs,  # whether a new recording repeats an old one was not tried on a GPU
+        repeating=repeating or not algorithm.private,
     )
     if request.resume and not keeper.found and algorithm.private:
         logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
