@@ -384,8 +384,8 @@ def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
             section, _, inner = key.partition(".")
             if inner and section in valid:
                 raise EquidpError(
-                    f"{key!r}: only --params takes names with dots. In a file of settings and in Python (runtime_params) "
-                    f"write the block: {section}: {{{inner}: …}}."
+                    f"{key!r}: only --params takes names with dots. In a file of settings, and in Python's "
+                    f"runtime_params, write the block: {section}: {{{inner}: …}}."
                 )
             blocks = {**SECTIONS, **PIPELINE_SECTIONS}
             nested = [f"{name}.{key}" for name in blocks for kind in blocks[name] if key in kind.model_fields]
