@@ -312,7 +312,7 @@ def test_a_model_that_chance_explains_is_said(sample):
     lucky = sample.documents["dpsgd"]["overall"] | {"mcc": 0.01, "auroc": 0.5}
     documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": lucky}}
     text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
-    assert "dpsgd is hardly better than guesses: MCC 0.01" in text
+    assert "dpsgd may be no better than guesses: MCC 0.01" in text
 
 
 def test_a_long_table_is_folded_under_its_caption_and_long_names_may_break(sample, monkeypatch):
@@ -389,6 +389,21 @@ def test_settings_of_several_rows_are_told_once_where_they_are_shared(sample):
         ["sgd", "privacy.epsilon", "0"],
         ["dpsgd", "privacy.epsilon", "1", "dpsgd.options.clip_norm", "0.25"],
         ["dpsgd_f", "privacy.epsilon", "2"],
+    ]
+
+
+def test_settings_that_all_private_rows_share_are_told_once(sample):
+    """Of 33 algorithms each said the same ε, δ and mode again: a third of a page of 24,000 pixels."""
+    settings = {name: {"dataset": "digits", "algorithm": name} for name in sample.documents}
+    for name in ("dpsgd", "dpsgd_f"):
+        settings[name]["privacy"] = {"epsilon": 3.0, "delta": 1e-5 if name == "dpsgd" else 1e-6}
+    page = html_report(**sample.arguments() | {"settings": settings})
+    told = page[page.index('<section id="settings">') : page.index('<section id="provenance">')]
+    assert [re.findall(r">([^<>\s][^<>]*)</", table) for table in told.split("<table")[1:]] == [
+        ["In every row", "dataset", "digits"],
+        ["In every private row", "privacy.epsilon", "3.0"],
+        ["dpsgd", "privacy.delta", "1e-05"],
+        ["dpsgd_f", "privacy.delta", "1e-06"],
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -289,14 +289,29 @@ def _signed(value: float | None) -> str:
     return "–" if value is None else figure_text(value, 4, "+,")
 
 
-def _settings(settings: Mapping, rows: Mapping) -> dict[str, Mapping]:
+def _settings(settings: Mapping, rows: Mapping) -> Mapping[str, Mapping]:
     """Settings by caption: if every row has its own, first the shared ones, then those that differ."""
     if len(rows) < 2 or settings.keys() != rows.keys():
         return {"": settings}
-    first, *others = flat = [flat_texts(of) for of in settings.values()]
-    shared = {name: value for name, value in first.items() if all(of.get(name) == value for of in others)}
-    own = [{name: value for name, value in of.items() if name not in shared} for of in flat]
-    return {"In every row": shared} | {row: of for row, of in zip(settings, own, strict=True) if of}
+    flat = {row: flat_texts(of) for row, of in settings.items()}
+    shared = _common(flat.values())
+    own = {row: _without(of, shared) for row, of in flat.items()}
+    private = [of for of in own.values() if any(name.startswith("privacy.") for name in of)]
+    theirs = _common(private) if 1 < len(private) < len(own) else {}
+    own = {
+        row: _without(of, (*theirs, *(["algorithm"] if of.get("algorithm") == row else []))) for row, of in own.items()
+    }
+    return {"In every row": shared, "In every private row": theirs} | own
+
+
+def _common(settings: Iterable[Mapping]) -> dict[str, Any]:
+    """Those that all have alike."""
+    first, *others = settings
+    return {name: value for name, value in first.items() if all(of.get(name) == value for of in others)}
+
+
+def _without(settings: Mapping, said: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in said}
 
 
 def privacy_facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:

@@ -123,7 +123,7 @@ class Classification(Task):
         if mcc is None or not 0 < mcc < ONE_IN_TWENTY / math.sqrt(count) or (auroc is not None and auroc > RANKS):
             return None
         ranking = "" if auroc is None else f" and AUROC {auroc:.2f}"
-        return f"is hardly better than guesses: MCC {mcc:.2f}{ranking} on {count:,} records can be chance"
+        return f"may be no better than guesses: MCC {mcc:.2f}{ranking} on {count:,} records can be chance"
 
     @classmethod
     def flawless(cls, figures: Mapping[str, Any]) -> str | None:
