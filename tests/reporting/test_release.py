@@ -764,6 +764,14 @@ def test_the_card_tells_whose_mean_noised_figures_are():
     assert "counts once" not in files(released_metrics=found | {"unit": "record"})["README.md"].decode()
 
 
+def test_what_intervals_leave_out_goes_out_with_them():
+    """They said 95 %, of ten visits of each patient they held 70 %, and only the page that stays inside could say so."""
+    found = {"part": "test", "epsilon": 1.0, "delta": 1e-5, "unit": "record", "overall": {"accuracy": 0.5}}
+    released = files(released_metrics=found | {"groups": {}, "notes": ["Visits are taken for independent."]})
+    assert "Visits are taken for independent." in released["README.md"].decode()
+    assert document(released, "metrics_release")["notes"] == ["Visits are taken for independent."]
+
+
 def test_the_annex_sends_nobody_to_an_audit_that_the_task_does_not_have():
     ranks = SCHEMA.to_dict() | {"classes": ("low", "some", "high"), "task": "ordinal"}
     for found, told in ((files(card=card(schema=ranks), audit=None), False), (files(audit=None), True)):

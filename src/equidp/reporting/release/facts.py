@@ -364,7 +364,7 @@ def _released(metrics: Mapping[str, Any]) -> dict[str, Any]:
         for kind in ("worst", "gap", "disparity")
         if kind in metrics
     }
-    named = _only(metrics, (*EVALUATION, "left_out")) | compared
+    named = _only(metrics, (*EVALUATION, "left_out", "notes")) | compared
     if "intervals" in metrics:
         named["intervals"] = _figures(metrics["intervals"], RELEASED)
     if "reliability" in metrics:
