@@ -1,5 +1,5 @@
-"""A run's noised histogram is drawn once: what a continued run may take from the folder, and what it is refused; and what
-is said of its intervals."""
+"""A run's noised histogram is drawn once: what a continued run may take from the folder, and what it is refused;
+and what is said of its intervals."""
 
 from __future__ import annotations
 

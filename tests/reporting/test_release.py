@@ -765,7 +765,7 @@ def test_the_card_tells_whose_mean_noised_figures_are():
 
 
 def test_what_intervals_leave_out_goes_out_with_them():
-    """They said 95 %, of ten visits of each patient they held 70 %, and only the page that stays inside could say so."""
+    """They said 95 %, of ten visits of each patient they held 70 %, and only a page that stays inside said so."""
     found = {"part": "test", "epsilon": 1.0, "delta": 1e-5, "unit": "record", "overall": {"accuracy": 0.5}}
     released = files(released_metrics=found | {"groups": {}, "notes": ["Visits are taken for independent."]})
     assert "Visits are taken for independent." in released["README.md"].decode()

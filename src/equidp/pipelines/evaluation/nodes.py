@@ -38,8 +38,8 @@ EXCHANGED = (
 )
 
 ALIKE = (
-    "These intervals take records for independent. Records of one {unit} are often right or wrong together, and where a "
-    "{unit} has several, intervals are too short. With privacy.unit={word} each {unit} counts once."
+    "These intervals take records for independent. Records of one {unit} are often right or wrong together, and where "
+    "a {unit} has several, intervals are too short. With privacy.unit={word} each {unit} counts once."
 )
 
 logger = logging.getLogger(__name__)
