@@ -78,8 +78,19 @@ def test_what_membership_inference_achieves_is_a_point_too(findings: dict) -> No
 
 def test_canaries_accused_are_counted_by_hand() -> None:
     scores, included = torch.arange(200.0), torch.arange(200) % 2 == 1
-    # those left out score 0, 2, … 198, the members 1, 3, … 199; above the third of the former, 194, lie 2 and 3
-    assert audit.achieved(scores, included)[1] == [0.02, 0.03]
+    # those left out score 0, 2, … 198, the members 1, 3, … 199; above the third of the former, 194, lie 2 and 3, and a
+    # fourth in 101 would be expected to lie there
+    assert audit.achieved(scores, included)[1] == [3 / 101, 0.03]
+
+
+def test_an_attack_that_sees_nothing_lies_on_blind_guessing() -> None:
+    """At 0 % and 0.2 % of false alarms it was drawn with 1 % recognised, above the curve of an honest claim."""
+    generator, drawn = torch.Generator().manual_seed(0), []
+    for _ in range(2000):
+        scores = torch.rand(200, generator=generator)
+        drawn.append(audit.achieved(scores, torch.arange(200) % 2 == 1))
+    accused, caught = torch.tensor(drawn, dtype=torch.float64).mean(0).T
+    assert torch.allclose(caught, accused, rtol=0.1)
 
 
 def test_membership_leaks_before_privacy_and_not_after(findings: dict) -> None:

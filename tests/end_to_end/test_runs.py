@@ -311,8 +311,9 @@ def test_a_runs_name_tells_what_it_was_given_and_no_other_algorithms_options():
     assert run_name("dpsgd", settings, given, "dpsgd epochs=5") == "dpsgd epochs=5 adult seed=1"
     assert run_name("dpsgd", settings, given, "dpsgd") == "dpsgd adult seed=1"
     both = {"privacy.epsilon": 3, "privacy.evaluation.epsilon": 1, "privacy.delta": 1e-6}
-    expected = "dpsgd privacy.epsilon=3 privacy.evaluation.epsilon=1 delta=1e-06 adult seed=1"
-    assert run_name("dpsgd", settings, both) == expected
+    assert run_name("dpsgd", settings, both) == "dpsgd epsilon=3 evaluation.epsilon=1 delta=1e-06 adult seed=1"
+    # alone it was read as the model's, which was that of its preset
+    assert run_name("dpsgd", settings, {"privacy.evaluation.epsilon": 1}) == "dpsgd evaluation.epsilon=1 adult seed=1"
     assert run_name("dpsgd", {**settings, "privacy": {"secure": True}}, {}) == "dpsgd adult secure", "no seed of noise"
     assert run_name("sgd", {**settings, "privacy": {"secure": True}}, {}) == "sgd adult not private"
     assert len(run_name("dpsgd", settings, {"data.path": "x" * 300})) == 250  # the most that a server's database takes

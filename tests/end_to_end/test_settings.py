@@ -352,6 +352,11 @@ def test_a_run_with_a_bad_setting_leaves_nothing(project):
             {**QUICK, "privacy.secure": True, "privacy.delta": 0.001},
             r"δ = 0\.001 is not below one over the 1338 training records: .* Set privacy\.delta to 7e-05 or less",
         ),
+        (
+            "dpsgd",
+            {**QUICK, "privacy.secure": True, "privacy.evaluation.epsilon": 0.01, "privacy.evaluation.delta": 0.3},
+            r"δ = 0\.3 is not below one over the 1338 training records: .* Set privacy\.evaluation\.delta to 7e-05",
+        ),
     ],
 )
 def test_what_only_the_data_can_tell_is_one_sentence_too(project, pipeline, params, message):

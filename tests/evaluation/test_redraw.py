@@ -1,4 +1,5 @@
-"""A run's noised histogram is drawn once: what a continued run may take from the folder, and what it is refused."""
+"""A run's noised histogram is drawn once: what a continued run may take from the folder, and what it is refused;
+and what is said of its intervals."""
 
 from __future__ import annotations
 
@@ -69,3 +70,22 @@ def test_a_secure_histogram_that_was_lost_is_drawn_anew_with_other_noise(parts: 
     first = counts(parts, tmp_path, scores)
     (tmp_path / HISTOGRAM).unlink()
     assert counts(parts, tmp_path, scores) != first
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"), [("record", "Records of one patient are often right or wrong together"), ("patient", None)]
+)
+def test_intervals_of_records_of_several_for_each_patient_say_what_they_leave_out(
+    parts: Any, tmp_path: Path, unit: str, said: str | None
+) -> None:
+    """Ten visits of each of 100 patients, alike by 0.29, were given intervals that held in 70 % of cases."""
+    columns = {"x": {"kind": "numeric", "minimum": 0, "maximum": 1}}
+    table = {"path": "a.csv", "label": "y", "classes": ["0", "1"], "features": columns, "unit": "patient"}
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "secure": True, "evaluation": {"epsilon": 1.0}, "unit": unit}
+    data = {"source": "table", "options": table, "split_by": "patient", "groups": ["class"]}
+    settings = resolve({"dataset": "a", "model": {"name": "logistic"}, "privacy": privacy, "data": data})
+    test = replace(parts.test, unit=torch.arange(len(parts.test)) // 10)
+    scores, weights = np.eye(10)[parts.test.labels.numpy()], Weights({"a": torch.ones(2)}, {})
+    notes = release_figures(scores, weights, test, parts.train, tmp_path, settings, algorithm="dpsgd")["notes"]
+    assert [note for note in notes if said and said in note] == notes
+    assert len(notes) == (said is not None)

@@ -193,6 +193,8 @@ def test_captions_speak_of_the_lines_that_are_drawn(sample):
     every = captions(sgd=several, dpsgd=several | {"cost_of_privacy": cost}, dpsgd_f=several)
     assert "Lines are 95 % intervals over seeds, cut at 0 and 1." in every
     assert "Lines are 95 % intervals over seeds, cut at −1 and 1." in every
+    assert "an interval over seeds leaves out how much other people would change a figure." in every
+    assert "other people" not in captions()
     none = {"intervals": {}}
     assert "Lines are" not in captions(sgd=none, dpsgd=none, dpsgd_f=none)
 

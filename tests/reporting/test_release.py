@@ -32,7 +32,7 @@ from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
 from equidp.models import build_model
 from equidp.models.weights import Weights
-from equidp.parameters import PrivacySettings, ReleaseSettings, TrainingSettings, resolve
+from equidp.parameters import DataSettings, PrivacySettings, ReleaseSettings, TrainingSettings, resolve
 from equidp.pipelines.release.nodes import write_asked_release
 from equidp.pipelines.training.nodes import model_card as written_with
 from equidp.reporting.attack import recognised, share_text
@@ -44,6 +44,7 @@ from equidp.reporting.release.registry import registry_entry
 from equidp.tasks import task_of
 from equidp.training import privacy_statement
 from equidp.training.charging import ledger_of
+from equidp.training.statement import figures_entry
 
 SCHEMA = Schema(
     "clinic", "tabular", (3,), ("no", "yes"), {"class": ("no", "yes"), "sex": ("f", "m|n")}, ("a", "b", "c")
@@ -405,7 +406,7 @@ def test_figures_released_with_noise_are_told_with_their_cost():
     noised = {"epsilon": 0.5, "delta": 1e-6, "overall": {"accuracy": 0.8091}, "groups": {"sex": {"f": {"auroc": 0.6}}}}
     found = files(released_metrics=noised)
     assert "0.809" in found["README.md"].decode()
-    assert "ε = 0.5000" in found["README.md"].decode()
+    assert "ε = 0.5000 at δ = 1e-06" in found["README.md"].decode()
     assert document(found, "metrics_release")["overall"] == {"accuracy": 0.8091}
     assert "Figures of the test records" in found["README.md"].decode()
     held = files(released_metrics=noised | {"part": "validation"})["README.md"].decode()
@@ -460,6 +461,9 @@ def test_the_curators_answers_close_lines_and_raise_the_tier():
 
 
 RESEARCH = statement(secure=False, seed=7)
+COARSE = figures_entry(
+    PrivacySettings(noise_multiplier=1.5, delta=1e-5, evaluation={"epsilon": 0.01, "delta": 0.3}), DataSettings()
+)
 
 
 @pytest.mark.parametrize(
@@ -467,6 +471,7 @@ RESEARCH = statement(secure=False, seed=7)
     [
         ({"privacy": RESEARCH}, "Research mode"),
         ({"privacy": statement(delta=0.01)}, "δ is not below"),
+        ({"privacy": statement(**COARSE)}, "δ is not below"),  # ε 0.0095 at δ 0.3 was for publication
         ({"audit": audit(gradient_canaries=canaries(1.75))}, "An audit of this training refuted"),
         ({"audit": audit(input_canaries=canaries(1.75))}, "An audit of this training refuted"),
     ],
@@ -762,6 +767,14 @@ def test_the_card_tells_whose_mean_noised_figures_are():
     assert "Each patient counts once, whatever the number of its records." in text
     assert "Not known to have 10 patients or more" in text
     assert "counts once" not in files(released_metrics=found | {"unit": "record"})["README.md"].decode()
+
+
+def test_what_intervals_leave_out_goes_out_with_them():
+    """They said 95 %, of ten visits of each patient they held 70 %, and only a page that stays inside said so."""
+    found = {"part": "test", "epsilon": 1.0, "delta": 1e-5, "unit": "record", "overall": {"accuracy": 0.5}}
+    released = files(released_metrics=found | {"groups": {}, "notes": ["Visits are taken for independent."]})
+    assert "Visits are taken for independent." in released["README.md"].decode()
+    assert document(released, "metrics_release")["notes"] == ["Visits are taken for independent."]
 
 
 def test_the_annex_sends_nobody_to_an_audit_that_the_task_does_not_have():

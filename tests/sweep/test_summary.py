@@ -239,6 +239,7 @@ def test_the_table_is_whole_in_80_columns_and_never_wider_than_100(cells, width)
     # a sweep's cells are seeded: two ε of one seed differ by a known multiple of the same noise
     assert "those of one seed share batches and noise, and do not even compose" in " ".join(text.split())
     assert "over groups of ten test records or more, where there are two" in " ".join(text.split())
+    assert "leaves out how much other people would change a figure" in " ".join(text.split())
     for whole in ("psasc_momentum", "digits: test accuracy", "worst group", "0.650±0.635", "+0.200±0.635"):
         assert whole in text
 
@@ -247,6 +248,7 @@ def test_a_table_of_single_seeds_promises_no_intervals(cells):
     shown = io.StringIO()
     print_table(table_of(rows_of(cells[:1])), Console(file=shown, width=100))
     assert "digits: test accuracy, of a single seed" in shown.getvalue()
+    assert "other people" not in shown.getvalue()
 
 
 def test_figures_of_a_validation_part_are_not_called_test(cells):

@@ -319,3 +319,13 @@ def test_other_trials_leave_only_among_diagnostics(diagnostics: bool) -> None:
     points = type("Tuning", (), {"points": [type("Point", (), {"changes": {"a": 1}})]})
     found = nodes._every_trial(points, [0], [0.5], given)  # type: ignore[arg-type]
     assert found == ({"trials": [{"settings": {"a": 1}, "score": 0.5}]} if diagnostics else {})
+
+
+@pytest.mark.parametrize("of", [{"delta": 0.01}, {"evaluation": {"epsilon": 0.01, "delta": 0.3}}])
+def test_a_secure_tuning_with_a_large_delta_is_refused_before_anything_is_charged(
+    tmp_path: Path, of: dict[str, Any]
+) -> None:
+    """Its trials were trained, and their ε spent, for a model that is not for publication."""
+    with pytest.raises(EquidpError, match=r"is not below one over the \d+ training records"):
+        tuned(tmp_path, settings(privacy=LAW | {"secure": True} | of))
+    assert not (tmp_path / "ledgers").exists()

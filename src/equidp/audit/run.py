@@ -122,13 +122,17 @@ def _claim(setup: TrainingSetup) -> Accounted:
 
 
 def achieved(scores: Tensor, included: Tensor) -> list[list[float]]:
-    """Canaries accused wrongly, and recognised, by thresholds on the score at some rates of false alarms."""
+    """Canaries accused wrongly, and recognised, by thresholds on the score at some rates of false alarms.
+
+    The k-th largest of n others is exceeded by another one with probability k/(n + 1). Their own rate, (k − 1)/n, is
+    too small, as the threshold is one of them: an attack that sees nothing would lie above blind guessing.
+    """
     members, others = scores[included], scores[~included].sort(descending=True).values
     points = []
     for rate in FALSE_ALARMS:
         if (accused := round(rate * len(others))) > 0:
             share = float((members > others[accused - 1]).double().mean())
-            points.append([(accused - 1) / len(others), share])
+            points.append([accused / (len(others) + 1), share])
     return points
 
 

@@ -4,6 +4,9 @@ A cost of privacy is a difference between two runs of one seed (same split, same
 that of the per-seed differences; the interval of two separate means would be too wide. With n seeds the interval is
 mean ± t(n − 1)·s/√n, Student's t. A single seed has no interval, and neither have seeds that agree exactly: shares of
 a few test records often do, by their coarseness, and a width of 0 would call that certainty.
+
+The interval is of what other seeds would give on these test records, or, where each seed draws its own, on this table.
+It leaves out that other people would give other figures.
 """
 
 from __future__ import annotations

@@ -274,14 +274,20 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
     """
     others = ALGORITHMS.keys() - {BASELINE, *algorithm.split("+")}
     shown = {name: value for name, value in given.items() if name.split(".")[0] not in (*others, *NOT_IN_NAMES)}
-    last = Counter(name.rpartition(".")[2] for name in shown)  # privacy.epsilon, and privacy.evaluation.epsilon
-    short = {name: tail if last[tail := name.rpartition(".")[2]] == 1 else name for name in shown}
+    tails = {name: _tail(name) for name in shown}
+    last = Counter(tails.values())
+    short = {name: tail if last[tail] == 1 else name for name, tail in tails.items()}
     words = [f" {short[name]}={value}" for name, value in shown.items()]
     more = "".join(words) if row is None else row.removeprefix(algorithm)
     drawn = "secure" if algorithm != BASELINE else "not private"  # nothing of that setting protects the baseline
     drawn = drawn if _secure(parameters) else f"seed={parameters['seed']}"
     name = f"{algorithm}{more} {parameters['dataset']} {drawn}"
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def _tail(name: str) -> str:
+    """The last part of a setting's name; two of the figures' settings, as their ε is not the model's."""
+    return name.removeprefix("privacy.") if name.startswith("privacy.evaluation.") else name.rpartition(".")[2]
 
 
 def _secure(parameters: Mapping[str, Any]) -> bool:

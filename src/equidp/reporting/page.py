@@ -22,7 +22,7 @@ from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.style import label
 from equidp.reporting.tables import groupings_of
-from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text, interval_text, task_in
+from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, SAME_TABLE, figure_text, interval_text, task_in
 from equidp.tasks.base import TOO_LONG, Task
 
 MAX_FIGURE_GROUPS = 40
@@ -85,6 +85,7 @@ def html_report(
         left_out=tables.left_out(overview),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=_several(documents),
+        same_table=SAME_TABLE,
         single=any(document.get("seeds", 1) == 1 for document in documents.values()),
         gains=_grid(gains_table(against, task)) if len(against) else None,
         gains_notes=[] if compared is None else list(gains_notes(compared, task)),

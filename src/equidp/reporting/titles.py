@@ -46,6 +46,12 @@ def task_in(documents: Mapping[str, Mapping]) -> type[Task]:
     return kinds[0]
 
 
+SAME_TABLE = (
+    "All seeds are evaluated on the same records, or on parts of one table: an interval over seeds leaves out how much "
+    "other people would change a figure."
+)
+"""What an interval over seeds is no interval of."""
+
 COST_MEANS = "how much worse the {} is than the non-private baseline's, negative where it is better"
 """A cost of privacy in a metric, whose title is filled in."""
 

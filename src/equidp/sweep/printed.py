@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text
+from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, SAME_TABLE, figure_text
 from equidp.tasks import TASKS
 
 WIDTH = 100
@@ -56,6 +56,8 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
                 _add(gains, line["run"], line["seeds"], line["reference"], *figures)
             console.print(gains, width=width)
     reading = READING.format(cost=COST_MEANS.format(" or ".join(costs)), spread=SPREAD if "spread" in names else "")
+    if (table["seeds"] > 1).any():
+        reading = f"{reading} {SAME_TABLE}"
     if table[["gain", "worst_gain"]].notna().any(axis=None):
         reading = f"{reading} {READING_GAINS}"
     console.print(Text(reading), width=width, style="italic")

@@ -16,6 +16,21 @@ from equidp.tasks import CLASSIFICATION
 from equidp.training.promises import refuse_broken_promises
 
 
+def large_delta(algorithm: str, plan: Plan, privacy: PrivacySettings) -> str:
+    """A sentence on a δ that publishing one record outright would meet, of the training or of figures; empty if none.
+
+    How many records are evaluated is not public where figures of them have an ε, and N stands for it.
+    """
+    words = "units" if privacy.by_unit else "records"
+    for setting, delta in (("delta", privacy.delta), ("evaluation.delta", privacy.evaluation.delta)):
+        if delta is not None and delta >= 1 / plan.records:
+            return (
+                f"{algorithm}: δ = {delta:g} is not below one over the {plan.records} training {words}: publishing one "
+                f"of them outright would meet it. Set privacy.{setting} to {0.1 / plan.records:.0e} or less."
+            )
+    return ""
+
+
 def plan_run(
     algorithm: Algorithm,
     *,

@@ -12,6 +12,7 @@ import numpy as np
 
 from equidp.algorithms import BASELINE
 from equidp.data.records import Records
+from equidp.data.sources import source, unit_noun
 from equidp.errors import EquidpError, listed_names
 from equidp.evaluation.histogram import Noised, noised_histogram
 from equidp.evaluation.metrics import metrics_document
@@ -34,6 +35,11 @@ DISJOINT = ("hash", "provider")
 EXCHANGED = (
     "The parts were drawn from all records at once: one record more in the table exchanges records between them, and "
     "neither the training's ε nor this one holds for tables that differ in one record."
+)
+
+ALIKE = (
+    "These intervals take records for independent. Records of one {unit} are often right or wrong together, and where "
+    "a {unit} has several, intervals are too short. With privacy.unit={word} each {unit} counts once."
 )
 
 logger = logging.getLogger(__name__)
@@ -130,8 +136,16 @@ def release_figures(
         **entry,
         **released_figures(noised),
         "histogram": noised.to_dict(),
-        "notes": [] if how in DISJOINT else [EXCHANGED],
+        "notes": [*([] if how in DISJOINT else [EXCHANGED]), *_alike(test, settings)],
     }
+
+
+def _alike(test: Records, settings: Settings) -> list[str]:
+    """What the intervals leave out where records are protected, and there are units: a histogram knows no owners."""
+    if test.unit is None or settings.privacy.by_unit:
+        return []
+    word = source(settings.data.source, settings.data.options).words()[1]
+    return [ALIKE.format(unit=unit_noun(word), word=word)]
 
 
 def _released_once(

@@ -32,7 +32,7 @@ from equidp.training import TrainingRequest, predict, privacy_statement, train_m
 from equidp.training.charging import enter, enter_more, planned, repeated, stated_beyond
 from equidp.training.digests import code_of_others
 from equidp.training.networks import class_weights, imposed
-from equidp.training.planning import plan_of
+from equidp.training.planning import large_delta, plan_of
 from equidp.training.statement import figures_entry
 
 RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision"}
@@ -222,12 +222,7 @@ def _moving_test_part(train: Records, settings: Settings) -> str:
 
 def _warn_of_weak_promises(algorithm: str, plan: Plan, train: Records, privacy: PrivacySettings) -> None:
     """Warn of a guarantee that says little; a run whose guarantee may be published is refused such a δ."""
-    if plan.delta >= 1 / plan.records:
-        weak = (
-            f"{algorithm}: δ = {plan.delta:g} is not below one over the {plan.records} training "
-            f"{'units' if privacy.by_unit else 'records'}: publishing one of them outright would meet it. "
-            f"Set privacy.delta to {0.1 / plan.records:.0e} or less."
-        )
+    if weak := large_delta(algorithm, plan, privacy):
         if privacy.secure:
             raise EquidpError(weak)
         logger.warning("%s", weak)

@@ -42,6 +42,7 @@ from equidp.training.checkpoint import StoppedError
 from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
 from equidp.training.interrupted import EVERY, beyond_plan, of_any_trial
+from equidp.training.planning import large_delta
 from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
 from equidp.training.tuning import Point, Tuning, plan_tuning, score, tuned_statement
@@ -80,6 +81,8 @@ def choose_model(
     held = settings.data.model_copy(update={"evaluate_on": "validation"})
     parts = divide(features, held, settings.seed, algorithms.values())
     tuning = plan_tuning(parts.train, settings)
+    if settings.privacy.secure and (weak := large_delta(settings.audited, tuning.plan, settings.privacy)):
+        raise EquidpError(weak)
     # of the test part one histogram alone is drawn: no law is needed, and figures need less noise
     single = settings.privacy.model_copy(update=dict.fromkeys(("trials_law", "trials_mean", "trials_shape")))
     once = dataclasses.replace(settings, privacy=single)

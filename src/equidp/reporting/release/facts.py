@@ -100,7 +100,7 @@ RESEARCH_MODE = (
 )
 LARGE_DELTA = (
     "δ is not below one over the number of units: publishing one of them outright would satisfy the guarantee. Not for "
-    "publication: train again with a smaller privacy.delta."
+    "publication: train again with a smaller privacy.delta (of figures of test records: privacy.evaluation.delta)."
 )
 REFUTED = (
     "An audit of this training refuted its ε. Not for publication: keep this document and the model inside until the "
@@ -282,7 +282,8 @@ def packages(algorithm: str, model: str, options: Mapping[str, Any]) -> list[str
 def _warning(privacy: Mapping[str, Any], audit: Mapping[str, Any] | None) -> str | None:
     if not privacy.get("secure"):
         return RESEARCH_MODE
-    if privacy["delta"] >= 1 / privacy["records"]:
+    deltas = [privacy["delta"], *(of["delta"] for of in (privacy.get("evaluation"),) if of)]
+    if max(deltas) >= 1 / privacy["records"]:
         return LARGE_DELTA
     found = [audit[kind] for kind in ("gradient_canaries", "input_canaries") if audit and audit.get(kind)]
     return None if all(one["consistent"] for one in found) else REFUTED
@@ -364,7 +365,7 @@ def _released(metrics: Mapping[str, Any]) -> dict[str, Any]:
         for kind in ("worst", "gap", "disparity")
         if kind in metrics
     }
-    named = _only(metrics, (*EVALUATION, "left_out")) | compared
+    named = _only(metrics, (*EVALUATION, "left_out", "notes")) | compared
     if "intervals" in metrics:
         named["intervals"] = _figures(metrics["intervals"], RELEASED)
     if "reliability" in metrics:
