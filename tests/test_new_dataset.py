@@ -17,7 +17,7 @@ from tests.end_to_end.kedro_project import bootstrapped
 from equidp.cli import cli
 from equidp.data.sources import source
 from equidp.errors import EquidpError
-from equidp.new_dataset import MARK, draft, draft_entry
+from equidp.new_dataset import MARK, draft, draft_entry, marked
 from equidp.parameters import resolve
 from equidp.starting_rate import made_up, starting_rate
 
@@ -129,6 +129,15 @@ def test_numbers_of_persons_and_dates_are_no_features(tmp_path: Path) -> None:
         assert list(told["data"]["options"]["features"]) == ["w"]
     with pytest.raises(EquidpError, match=r"No column 'persons' in "):
         draft(tmp_path / "t.csv", tmp_path, "mine", ("y",), unit="persons")
+
+
+def test_a_table_of_nothing_but_groups_waits_for_features(tmp_path: Path) -> None:
+    """Nothing stood below `features:`, no line was marked there, and the draft was refused once others were done."""
+    (tmp_path / "t.csv").write_text("sex,age,ill\n" + "f,30,yes\nm,40,no\n" * 3)
+    text = draft(tmp_path / "t.csv", tmp_path, "mine", ())
+    assert yaml.safe_load(text)["presets"]["mine"]["data"]["options"]["features"] == {}
+    lines = text.splitlines()
+    assert lines.index("        features:") + 2 in marked(text)  # counted from 1
 
 
 @pytest.mark.parametrize("label", [(), ("person",)])

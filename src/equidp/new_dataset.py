@@ -212,7 +212,7 @@ def _drafted(
         (images, "it is called like a file", ". Where a table is of images, data.source is image_folder"),
     )  # fmt: skip
     not_taken = [f"as {why}: {', '.join(map(_text, names))}{more}" for names, why, more in remarks if names]
-    features = [column for column in left if column not in (*distinct, *dates)]
+    features = [f"{_text(of)}: {_feature(columns[of])}" for of in left if of not in (*distinct, *dates)]
     no_group = "{}          # sex: {categories: [f, m], unknown: true}, over any column"
     return DRAFT.format(
         mark=MARK,
@@ -224,7 +224,7 @@ def _drafted(
         if len(label) > 1
         else ONE_LABEL.format(label=f"{_text(label[0])}{guess}", mark=MARK),
         unit=f"        unit: {_text(unit)}\n" if unit else UNTOLD.format(id=_text(next(iter(ids), "…"))),
-        features=_lines((f"{_text(column)}: {_feature(columns[column])}" for column in features), 10),
+        features=_lines(features or [f"{{}}          # {MARK}: name columns; a group's may be a feature too"], 10),
         remarks=_lines((f"# not taken, {remark}" for remark in not_taken), 10),
         groups=_lines([f"{_text(column)}: {_group(columns[column])}" for column in groups] or [no_group], 10),
         protected=f", unit: {_text(unit)}" if unit else "",

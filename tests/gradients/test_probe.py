@@ -377,6 +377,58 @@ def test_what_the_very_first_pass_sets_is_found(name: str) -> None:
         engine.norms(torch.randn(40, 6), torch.arange(40) % 3)
 
 
+class ByTheFirst(nn.Module):
+    """A layer that subtracts the mean of its first records ever after, and keeps it beside its buffers."""
+
+    def __init__(self, kind: type[dict[str, Tensor]] | type[list[Tensor]]) -> None:
+        super().__init__()
+        self.line, self.kept = nn.Linear(6, 3), kind()
+
+    def forward(self, features: Tensor) -> Tensor:
+        if isinstance(self.kept, dict):
+            return self.line(features - self.kept.setdefault("mean", features.mean(0)))
+        self.kept = self.kept or [features.mean(0)]
+        return self.line(features - self.kept[0])
+
+
+class WeighedByTheFirst(nn.Module):
+    """A loss whose classes have weights by their numbers in the first batch that it sees."""
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if not hasattr(self, "weights"):
+            self.weights = 1 / torch.bincount(labels, minlength=3).clamp(min=1).float()
+        return nn.functional.cross_entropy(outputs, labels, self.weights, reduction="none")
+
+
+@pytest.mark.parametrize("records", [1, 40])
+@pytest.mark.parametrize("kind", [list, dict])
+def test_what_the_first_records_leave_beside_buffers_is_found(
+    kind: type[dict[str, Tensor]] | type[list[Tensor]], records: int
+) -> None:
+    """One record of the first batch moved every later gradient: the mean was the same in all that was compared."""
+    engine = GradientEngine(ByTheFirst(kind), cross_entropy)
+    with pytest.raises(EquidpError, match=r"or with those before it"):
+        engine.norms(2 + torch.randn(records, 6), torch.arange(records) % 3)
+
+
+def test_weights_of_classes_that_a_loss_takes_from_the_first_batch_are_found() -> None:
+    engine = GradientEngine(nn.Linear(6, 3), WeighedByTheFirst())
+    with pytest.raises(EquidpError, match=r"or with those before it"):
+        engine.norms(torch.randn(40, 6), (torch.arange(40) % 5).clamp(max=2))
+
+
+def test_what_a_layer_keeps_of_sizes_alone_is_no_fault() -> None:
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.places = nn.Linear(6, 3), dict[int, Tensor]()
+
+        def forward(self, features: Tensor) -> Tensor:
+            return self.line(features + self.places.setdefault(features.shape[1], torch.arange(features.shape[1]) / 6))
+
+    GradientEngine(Places(), cross_entropy).norms(torch.randn(40, 6), torch.arange(40) % 3)
+
+
 def test_what_is_changed_between_passes_is_its_owners_business() -> None:
     model = Late(lambda model, x: None)
     engine = GradientEngine(model, cross_entropy)

@@ -83,6 +83,14 @@ def test_columns_that_do_not_fit_are_refused(features: torch.Tensor, groups: tor
         Population(Examples(features, LABELS), groups)
 
 
+@pytest.mark.parametrize("single", ["features", "labels", "unit"])
+def test_a_single_number_in_place_of_records_is_refused(single: str) -> None:
+    """Its length was asked for, in words of torch's."""
+    columns = {"features": torch.zeros(6, 1), "labels": LABELS, "unit": torch.arange(6)}
+    with pytest.raises(EquidpError, match=f"examples' {single} are a single number: give one for each record"):
+        Examples(**columns | {single: torch.tensor(1)})
+
+
 def test_types_that_layers_do_not_take_are_refused() -> None:
     with pytest.raises(EquidpError, match=r"features are float64, .*: features\.float\(\)"):
         Examples(torch.zeros(6, 1, dtype=torch.float64), LABELS)

@@ -16,13 +16,14 @@ autograd's by what `overstatement` says, where a gradient cancels (`rounding.py`
 Every trained parameter has to get a gradient: one that the loss does not depend on would be moved by noise alone.
 
 Nor may a forward pass change a buffer or a parameter: what it learns there would leave with the model, exact and
-without noise.
+without noise. What it keeps elsewhere, of the first records alone, would be in all later gradients.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,8 @@ from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
 from equidp.gradients.precision import as_precise_as_norms, spoiling
-from equidp.gradients.refusals import changed, refuse_batch_statistics, same
+from equidp.gradients.refusals import changed, layers_of, refuse_batch_statistics, same
+from equidp.gradients.used import HOLDERS
 from equidp.system.threads import GLOBAL_RANDOM
 
 RECORDS = 2
@@ -62,9 +64,11 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
         refuse_batch_statistics(passes.batch_norms)  # before any pass, as each moves the running statistics
         before = _kept_now(passes)  # of the very first pass: what is set by it is the same ever after
+        set_back = _attributes(passes)
         if passes.device.type == "cpu" and halved_by_itself(passes, features):
             raise spoiling("The model turns torch.autocast on in its own forward", "leave it out there")
         _compare_kept(passes, before)
+        _compare_first(passes, features, labels, seed, set_back)
         if not _found_sound(passes, features[two], labels[two], seed):
             # their own gradients are not finite: others' may be
             finite = _norms(passes, features, labels, seed).isfinite()
@@ -77,6 +81,47 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
             if _found_sound(passes, features[two], labels[two], seed) and len(two) == RECORDS:
                 _compare_several(passes, features, labels, seed)
     return len(features) if len(two) == RECORDS else 1
+
+
+def _compare_first(
+    passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, set_back: Callable[[], None]
+) -> None:
+    """Each record's norm after a pass with the first one alone, and after records of nobody with the batch's labels.
+
+    What the very first pass leaves beside parameters and buffers, such as a mean that is subtracted ever after, is the
+    same in all later passes, and so no comparison of these shows it.
+    """
+    found = []
+    for some, theirs in ((features[:1], labels[:1]), (torch.zeros_like(features), labels)):
+        set_back()
+        with contextlib.suppress(*FAILURES):  # the model takes no such records
+            passes.norms(some.clone(), theirs.clone())
+        found.append(_norms(passes, features, labels, seed))
+    after_one, after_nobody = found
+    _compare_norms(passes, after_one, after_nobody, share=0.01)
+
+
+def _attributes(passes: BookKeeping) -> Callable[[], None]:
+    """What sets the model's layers and its loss back to the attributes that they have now, weights excepted."""
+    torchs = vars(nn.Module()).keys()
+    kept = [
+        (one, {name: _own(value) for name, value in vars(one).items() if name not in torchs})
+        for one in {id(one): one for one in (*passes.model.modules(), *layers_of(passes.loss), passes.loss)}.values()
+        if isinstance(getattr(one, "__dict__", None), dict)  # a scripted function may have none
+    ]
+
+    def set_back() -> None:
+        for one, attributes in kept:
+            for name in vars(one).keys() - torchs - attributes.keys():
+                del vars(one)[name]
+            vars(one).update({name: _own(value) for name, value in attributes.items()})
+
+    return set_back
+
+
+def _own(value: object) -> object:
+    """A list, a dict or a set of one's own; anything else as it is."""
+    return copy.copy(value) if type(value) in HOLDERS else value
 
 
 def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:

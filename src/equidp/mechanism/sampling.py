@@ -85,14 +85,17 @@ class Examples:
         """Refuse types that a network or a loss would refuse in words of its own, and units of other types.
 
         Raises:
-            EquidpError: something is no tensor, features or labels are float64, labels are whole numbers other than
-                int64, or units are not `[N]` int64: unknown ones (NaN) would each be a unit of its own.
+            EquidpError: something is no tensor or has no dimension, features or labels are float64, labels are whole
+                numbers other than int64, or units are not `[N]` int64: unknown ones (NaN) would each be a unit of its
+                own.
         """
         for name, column in vars(self).items():
             if not (torch.is_tensor(column) or (name == "unit" and column is None)):
                 raise EquidpError(f"The examples' {name}: give a tensor (torch.as_tensor), no {type(column).__name__}.")
             if column is not None and column.layout != torch.strided:
                 raise EquidpError(f"The examples' {name} are sparse, and rows are taken of them: {name}.to_dense().")
+            if column is not None and not column.dim():
+                raise EquidpError(f"The examples' {name} are a single number: give one for each record, [N, …].")
         wrong = [
             ("features", self.features, "float", (torch.float64,)),
             ("labels", self.labels, "float", (torch.float64,)),
