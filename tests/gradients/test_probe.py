@@ -417,6 +417,104 @@ def test_weights_of_classes_that_a_loss_takes_from_the_first_batch_are_found() -
         engine.norms(torch.randn(40, 6), (torch.arange(40) % 5).clamp(max=2))
 
 
+def _weighed(outputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels, weights, reduction="none")
+
+
+def _rarer(labels: Tensor) -> Tensor:
+    return 1 / torch.bincount(labels, minlength=3).clamp(min=1).float()
+
+
+def _in_a_closure() -> Callable[[Tensor, Tensor], Tensor]:
+    weights: Tensor | None = None
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        nonlocal weights
+        weights = _rarer(labels) if weights is None else weights
+        return _weighed(outputs, labels, weights)
+
+    return loss
+
+
+def _in_a_variable_without_a_value() -> Callable[[Tensor, Tensor], Tensor]:
+    first, weights = True, torch.ones(3)
+    del weights
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        nonlocal first, weights
+        if first:
+            first, weights = False, _rarer(labels)
+        return _weighed(outputs, labels, weights)
+
+    return loss
+
+
+WEIGHTS, KEPT = None, dict[str, Tensor]()
+
+
+def _in_a_global(outputs: Tensor, labels: Tensor) -> Tensor:
+    global WEIGHTS
+    WEIGHTS = _rarer(labels) if WEIGHTS is None else WEIGHTS
+    return _weighed(outputs, labels, WEIGHTS)
+
+
+def _in_a_global_dict(outputs: Tensor, labels: Tensor) -> Tensor:
+    return _weighed(outputs, labels, KEPT.setdefault("weights", _rarer(labels)))
+
+
+def _in_its_own_attribute(outputs: Tensor, labels: Tensor) -> Tensor:
+    if not hasattr(_in_its_own_attribute, "weights"):
+        _in_its_own_attribute.weights = _rarer(labels)
+    return _weighed(outputs, labels, _in_its_own_attribute.weights)
+
+
+def _in_a_tensor() -> Callable[[Tensor, Tensor], Tensor]:
+    weights = torch.zeros(3)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        if not weights.any():
+            weights.copy_(_rarer(labels))
+        return _weighed(outputs, labels, weights)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        _in_a_closure(),
+        _in_a_variable_without_a_value(),
+        _in_a_global,
+        _in_a_global_dict,
+        _in_its_own_attribute,
+        _in_a_tensor(),
+    ],
+)
+def test_what_a_function_keeps_of_the_first_batch_is_found(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    engine = GradientEngine(nn.Linear(6, 3), loss)
+    with pytest.raises(EquidpError, match=r"or with those before it"):
+        engine.norms(torch.randn(40, 6), (torch.arange(40) % 5).clamp(max=2))
+
+
+def test_what_is_set_back_stays_the_same_object() -> None:
+    """A user's own log of sizes is still the user's after the model was tried."""
+    sizes = list[int]()
+
+    class Telling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.sizes = nn.Linear(6, 3), sizes
+
+        def forward(self, features: Tensor) -> Tensor:
+            self.sizes.append(len(features))
+            return self.line(features)
+
+    model = Telling()
+    GradientEngine(model, cross_entropy).norms(torch.randn(40, 6), torch.arange(40) % 3)
+    assert model.sizes is sizes
+    assert sizes[-1] == 40
+
+
 def test_what_a_layer_keeps_of_sizes_alone_is_no_fault() -> None:
     class Places(nn.Module):
         def __init__(self) -> None:

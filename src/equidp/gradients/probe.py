@@ -22,7 +22,6 @@ without noise. What it keeps elsewhere, of the first records alone, would be in 
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -33,8 +32,8 @@ from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
 from equidp.gradients.precision import as_precise_as_norms, spoiling
-from equidp.gradients.refusals import changed, layers_of, refuse_batch_statistics, same
-from equidp.gradients.used import HOLDERS
+from equidp.gradients.refusals import changed, refuse_batch_statistics, same
+from equidp.gradients.remembered import remembered
 from equidp.system.threads import GLOBAL_RANDOM
 
 RECORDS = 2
@@ -64,7 +63,7 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
         refuse_batch_statistics(passes.batch_norms)  # before any pass, as each moves the running statistics
         before = _kept_now(passes)  # of the very first pass: what is set by it is the same ever after
-        set_back = _attributes(passes)
+        set_back = remembered(passes.model, passes.loss)
         if passes.device.type == "cpu" and halved_by_itself(passes, features):
             raise spoiling("The model turns torch.autocast on in its own forward", "leave it out there")
         _compare_kept(passes, before)
@@ -99,29 +98,6 @@ def _compare_first(
         found.append(_norms(passes, features, labels, seed))
     after_one, after_nobody = found
     _compare_norms(passes, after_one, after_nobody, share=0.01)
-
-
-def _attributes(passes: BookKeeping) -> Callable[[], None]:
-    """What sets the model's layers and its loss back to the attributes that they have now, weights excepted."""
-    torchs = vars(nn.Module()).keys()
-    kept = [
-        (one, {name: _own(value) for name, value in vars(one).items() if name not in torchs})
-        for one in {id(one): one for one in (*passes.model.modules(), *layers_of(passes.loss), passes.loss)}.values()
-        if isinstance(getattr(one, "__dict__", None), dict)  # a scripted function may have none
-    ]
-
-    def set_back() -> None:
-        for one, attributes in kept:
-            for name in vars(one).keys() - torchs - attributes.keys():
-                del vars(one)[name]
-            vars(one).update({name: _own(value) for name, value in attributes.items()})
-
-    return set_back
-
-
-def _own(value: object) -> object:
-    """A list, a dict or a set of one's own; anything else as it is."""
-    return copy.copy(value) if type(value) in HOLDERS else value
 
 
 def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:

@@ -18,10 +18,11 @@ HOLDERS = (dict, list, tuple, set, frozenset)
 
 def of_others(model: nn.Module, loss: object) -> bool:
     """Whether a layer, the loss, or what they use (hooks) is neither torch's nor of this package."""
-    return any(map(_of_others, (*model.modules(), loss))) or any(map(_of_others, (*used_by(model), *used_by(loss))))
+    return any(map(by_others, (*model.modules(), loss))) or any(map(by_others, (*used_by(model), *used_by(loss))))
 
 
-def _of_others(one: object) -> bool:
+def by_others(one: object) -> bool:
+    """Whether it is neither Python's, nor torch's, nor of this package."""
     if isinstance(one, torch.jit.ScriptFunction):
         return True
     # an object's module is its class's, a function has one of its own
@@ -57,12 +58,12 @@ def _used_at_once(one: Any, names: set[str]) -> Iterable[object]:
     """What it uses under any name; names that a function's code has are added."""
     if inspect.isfunction(one):
         given = (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())
-        return (*_named_in(one, names), *given) if _of_others(one) else ()
+        return (*_named_in(one, names), *given) if by_others(one) else ()
     if inspect.ismethod(one):
         return (one.__func__, one.__self__) if isinstance(one.__self__, nn.Module) else (one.__func__,)
     if isinstance(one, functools.partial):
         return (one.func, *one.args, *one.keywords.values())
-    whole = isinstance(one, nn.Module) or not _of_others(one)
+    whole = isinstance(one, nn.Module) or not by_others(one)
     return getattr(one, "__dict__", {}).values() if whole else ()
 
 
@@ -73,7 +74,7 @@ def _calls(one: object) -> bool:
 
 def _attributes(one: object) -> Iterator[tuple[str, object]]:
     """Those of an object, and of its class as far as others wrote it, that can be called."""
-    for of in (one, *filter(_of_others, type(one).__mro__)):
+    for of in (one, *filter(by_others, type(one).__mro__)):
         for name, value in getattr(of, "__dict__", {}).items():
             # of a slot what it holds, of a static method its function
             here = getattr(one, name, None) if inspect.ismemberdescriptor(value) else getattr(value, "__func__", value)
@@ -83,15 +84,21 @@ def _attributes(one: object) -> Iterator[tuple[str, object]]:
 
 def _named_in(function: FunctionType, names: set[str]) -> list[object]:
     """What the names stand for that a function, or one within it, loads by now; all that its code has are added."""
-    values, codes = list[object](), [function.__code__]
+    values = list[object]()
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # it has no value yet
             values.append(cell.cell_contents)
-    while codes:
-        code = codes.pop()
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    for code in codes_of(function):
         names.update(code.co_names, (of for of in code.co_consts if isinstance(of, str)))  # for getattr
         # not all of `co_names`: an attribute may be called as something else of the same file
         loaded = {of.argval for of in dis.get_instructions(code) if of.opname == "LOAD_GLOBAL"}
         values += [function.__globals__[name] for name in loaded & function.__globals__.keys()]
     return values
+
+
+def codes_of(function: FunctionType) -> Iterator[CodeType]:
+    """That of a function, and of those within it."""
+    codes = [function.__code__]
+    while codes:
+        yield (code := codes.pop())
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
