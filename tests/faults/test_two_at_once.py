@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
-from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report_folder
+from kedro.framework.session import KedroSession
+from tests.end_to_end.kedro_project import QUICK, bootstrapped, kedro_run, mlflow_runs, report_folder
 
 from equidp.errors import EquidpError
+from equidp.hooks.entries import written_to
 from equidp.hooks.guard import LOCK
 from equidp.pipelines.training import nodes
 from equidp.system.files import locked
@@ -49,3 +54,49 @@ def test_a_run_is_at_work_until_its_results_are_logged(project, monkeypatch, fai
     assert seen
     assert not any(seen)
     assert free()
+
+
+def test_a_second_run_in_another_thread_of_the_process_is_refused_and_leaves_the_first_alone(project, monkeypatch):
+    """As two requests to `kedro server` begin them: the hooks and MLflow's active run are there once."""
+
+    def scored(*arguments):
+        at_work.set()
+        assert told.wait(60)
+        return score(*arguments)
+
+    at_work, told, score = threading.Event(), threading.Event(), nodes.score_test
+    monkeypatch.setattr(nodes, "score_test", scored)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(kedro_run, project, "sgd", **QUICK, run_label="first")
+        assert at_work.wait(60)
+        try:
+            with pytest.raises(EquidpError, match="Another thread of this process runs a pipeline"):
+                kedro_run(project, "sgd", **QUICK, run_label="second")
+        finally:
+            told.set()
+        first.result()
+    assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED"]
+    kedro_run(project, "ingestion", run_label="second")
+    assert not report_folder(project, "sgd").joinpath("second").exists()
+
+
+def test_of_two_sessions_in_two_threads_each_has_its_own_settings_and_places(project):
+    def context(seed: int):
+        return KedroSession.create(project_path=project, runtime_params={"seed": seed}).load_context()
+
+    def first() -> tuple[int, str]:
+        mine = context(1)
+        begun.set()
+        assert other.wait(60)
+        catalog = mine.catalog
+        return catalog.load("settings").seed, written_to(catalog, "sgd.model").parent.name
+
+    bootstrapped(project)
+    begun, other = threading.Event(), threading.Event()
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(first)
+        assert begun.wait(60)
+        second = context(2)
+        other.set()
+        assert found.result() == (1, "seed=1")
+    assert second.catalog.load("settings").seed == 2

@@ -5,6 +5,7 @@ What is logged stands in `equidp.hooks.record`.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.context import KedroContext
@@ -21,16 +22,22 @@ class TrackHook:
 
     _recorder: RunRecorder
 
+    def __init__(self) -> None:
+        self._of_thread = threading.local()  # of two sessions in two threads each has its own
+        self._making = threading.Lock()  # a new store is one thread's to make
+
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         """Point MLflow at the project's store; its settings, defaults included, are what is logged."""
         from equidp.hooks.record import RunRecorder  # late: it imports MLflow
 
-        self._recorder = RunRecorder(context.config_loader)
+        with self._making:
+            self._of_thread.recorder = RunRecorder(context.config_loader)
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Open the runs, and hand training the function that it calls after every epoch."""
+        self._recorder = self._of_thread.recorder  # other threads than this one hand over nodes' results
         self._recorder.open(run_params, pipeline)
         catalog["on_epoch"] = self._recorder.on_epoch
 
