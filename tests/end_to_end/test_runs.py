@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import dp_accounting as dp
+import kedro.framework.project
 import mlflow
 import numpy as np
 import pandas as pd
@@ -566,6 +567,27 @@ def test_an_entry_of_the_catalog_that_tells_the_run_in_its_own_way_is_taken(proj
     (project / "conf/local/catalog.yml").write_text(yaml.safe_dump(entry))
     kedro_run(project, "sgd", **QUICK, run_label="a")
     assert [file.name for file in (project / "mine/digits").iterdir()] == ["sgd-0-a.json"]
+
+
+def test_a_pipeline_of_ones_own_runs_and_makes_no_page_of_figures_of_other_settings(project, monkeypatch):
+    def with_own(ours=pipeline_registry.register_pipelines):
+        found = ours()
+        found["mine"] = Pipeline([node(lambda metrics: metrics["overall"], "dpsgd.metrics", "mine", name="mine")])
+        found["page"] = found["dpsgd"].only_nodes("reporting.write_report_dpsgd")
+        return found
+
+    kedro_run(project, "dpsgd", **QUICK)
+    page = report_folder(project, "dpsgd") / "report.html"
+    before = page.read_bytes()
+    monkeypatch.setattr(pipeline_registry, "register_pipelines", with_own)
+    with Session.create(project_path=project) as session, monkeypatch.context() as patched:
+        patched.setattr(kedro.framework.project, "PACKAGE_NAME", "own")
+        assert session.run(pipeline_names=["mine"]).keys() == {"mine"}
+    with Session.create(project_path=project) as session, monkeypatch.context() as patched:
+        patched.setattr(kedro.framework.project, "PACKAGE_NAME", "own")
+        with pytest.raises(EquidpError, match="would be an earlier run's"):
+            session.run(pipeline_names=["page"])
+    assert page.read_bytes() == before
 
 
 def test_a_secure_run_that_was_cut_goes_on_to_its_figures_and_its_release(project):

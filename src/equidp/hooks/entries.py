@@ -8,7 +8,7 @@ from typing import Any
 
 from kedro.io import CatalogConfigResolver, DataCatalog
 
-from equidp.algorithms import BASELINE
+from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.config_loader import PLACES
 from equidp.errors import EquidpError
 
@@ -48,6 +48,12 @@ PREPARED = ("provenance", "groups", "group_counts")
 
 FINISHED = ("model", "privacy", "metrics", "metrics_release", "audit", RELEASE)
 """What the pipeline `release` reads of a finished run, and writes."""
+
+
+def is_result(name: str) -> bool:
+    """Whether a run makes this of its own settings, and another run's would pass for it."""
+    owner, _, kind = name.rpartition(".")
+    return name in PREPARED or (owner in (*ALGORITHMS, "tuned") and kind in ("model", "plan", *RESULTS, *CHOICE))
 
 
 def refuse_lossy(algorithms: Iterable[str], catalog: DataCatalog) -> None:

@@ -30,6 +30,7 @@ from equidp.hooks.entries import (
     RESULTS,
     TUNE,
     entry_of,
+    is_result,
     refuse_lossy,
     refuse_no_folder,
     refuse_shared,
@@ -427,7 +428,9 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
                 "up, or run all of it."
             )
     whole = sum((pipelines[name] for name in names_of(run_params)), Pipeline([]))
-    for name in sorted(whole.all_outputs() & pipeline.inputs()):
+    # of a pipeline of the user's own with nodes of ours: a page of old figures would tell this run's settings
+    ours = {name for node in pipeline.nodes if node.func.__module__.startswith("equidp.") for name in node.inputs}
+    for name in sorted((whole.all_outputs() | set(filter(is_result, ours))) & pipeline.inputs()):
         raise EquidpError(
             f"{name!r} would be an earlier run's, whatever its settings, and what makes it is left out here: start the "
             "pipeline further up, or run all of it."
