@@ -55,8 +55,11 @@ EITHER_OR = ("epsilon", "noise_multiplier")
 TWICE = "Duplicate keys found in "
 """How Kedro begins to tell of files that set the same."""
 
-SETTING = threading.Lock()
-"""Held while a catalog is read: the process has one resolver of that name, and another session its own paths."""
+PLACES = ("dataset", "seed", "run_label")
+"""Settings that a result's path tells: a run of the same three replaces what is there."""
+
+RESOLVING = threading.RLock()
+"""Held while files are read: `${setting:…}` is the whole process's, and two sessions may be in two threads."""
 
 CHOICES = {"model": "name", "data": "source"}
 """Sections whose `options` are those of what this setting names; another name drops a lower layer's options."""
@@ -71,8 +74,9 @@ class EquidpConfigLoader(OmegaConfigLoader):
         if not _has_settings(Path(conf_source), kwargs.get("default_run_env", "local")):
             # an image or an archive without conf/local; and Kedro merges what is empty, too, which takes as long again
             kwargs["default_run_env"] = kwargs.get("base_env", "base")
-        self._packaged = _packaged(Path(conf_source), kwargs)
-        super().__init__(conf_source, *args, **kwargs)
+        with RESOLVING:  # Kedro's own resolvers, too, are those of the process's latest loader
+            self._packaged = _packaged(Path(conf_source), kwargs)
+            super().__init__(conf_source, *args, **kwargs)
         if self.runtime_params and self.runtime_params.get("run_label", "") is None:  # a script's `run_label=$label`
             self.runtime_params = {**self.runtime_params, "run_label": ""}
         folder = Path(conf_source)  # or an archive, or a remote one
@@ -84,20 +88,26 @@ class EquidpConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """As Kedro's; parameters are resolved once and kept."""
-        with self._in_a_sentence():
+        with RESOLVING, self._in_a_sentence():
             if key == "parameters" and key not in self:
                 self._settings = self._resolved()
                 self["parameters"] = self._settings.to_dict()
             if key == "catalog" and key not in self:
-                parameters = self["parameters"]
                 # paths tell what runs, wherever that was set: in the folder of another run it would replace that one
-                with SETTING:
-                    OmegaConf.register_new_resolver(
-                        "setting", lambda name: functools.reduce(getitem, name.split("."), parameters), replace=True
-                    )
-                    return self._read(key)
+                _settings_are(self["parameters"])
             found = self._read(key)
             return checked(found) if key == "mlflow" else found
+
+    def marked_catalog(self) -> dict[str, Any]:
+        """The catalog's entries with `<dataset>`, `<seed>` and `<run_label>` where a path has these settings."""
+        with RESOLVING, self._in_a_sentence():
+            if "catalog" in self:  # set by a hook, which has put the settings' values there
+                return {}
+            _settings_are({**self["parameters"], **{name: f"<{name}>" for name in PLACES}})
+            try:
+                return self._read("catalog")
+            finally:
+                _settings_are(self["parameters"])
 
     def presets(self) -> dict[str, Any]:
         """Every dataset's preset as all layers together have it; for a loader that has given no parameters yet."""
@@ -198,6 +208,13 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def _settings_are(parameters: Mapping[str, Any]) -> None:
+    """Let `${setting:…}` name these."""
+    OmegaConf.register_new_resolver(
+        "setting", lambda name: functools.reduce(getitem, name.split("."), parameters), replace=True
+    )
 
 
 def _laid_over(below: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from kedro.framework import project
 from kedro.framework.session import KedroSession
 from kedro.framework.session.store import BaseSessionStore
 from kedro.io import DatasetError
@@ -51,7 +52,8 @@ class Session(KedroSession):
         """As Kedro's."""
         _refuse_no_pipeline(click.get_current_context(silent=True))
         # before the pipelines are imported, which takes seconds
-        refuse_unknown("pipeline", named.get("pipeline_names") or (), PIPELINES)
+        if project.PACKAGE_NAME == "equidp":  # a package of the user's own has others
+            refuse_unknown("pipeline", named.get("pipeline_names") or (), PIPELINES)
         try:
             with collection.postponed():
                 return super().run(*args, **named)

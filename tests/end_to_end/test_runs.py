@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import dp_accounting as dp
+import kedro.framework.project
 import mlflow
 import numpy as np
 import pandas as pd
@@ -49,6 +50,8 @@ from equidp.reporting.privacy_report import privacy_report
 from equidp.settings import Session
 from equidp.system import files
 from equidp.training import forget, train_model
+
+FOLDER = "equidp.pipelines.datasets.FolderDataset"
 
 PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
 FEW = ["dp_adambc", "dpis", "dpsgd", "dpsgd_level", "psasc_momentum", "sa_dpsgd"]
@@ -344,7 +347,8 @@ def otherwise(template, tmp_path_factory):
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     with own_project(template, tmp_path_factory.mktemp("otherwise")) as folder:
         (folder / "conf/local/catalog.yml").write_text(
-            '"{algorithm}.history": {type: pandas.CSVDataset, filepath: "out/${setting:dataset}/{algorithm}.csv"}\n'
+            '"{algorithm}.history": {type: pandas.CSVDataset, filepath: '
+            '"out/${setting:dataset}/${setting:seed}/${setting:run_label}/{algorithm}.csv"}\n'
             '"{algorithm}.scores": {type: pickle.PickleDataset, filepath: "out/{algorithm}.pkl"}\n'
             "test: {type: pickle.PickleDataset, filepath: out/test.pkl}\n"
         )
@@ -361,7 +365,7 @@ def test_figures_of_the_validation_part_are_called_so_in_mlflow_too(otherwise):
 
 def test_results_may_be_of_another_format_and_lie_elsewhere(otherwise):
     folder, _ = otherwise
-    assert (folder / "out/digits/dpsgd.csv").is_file()
+    assert (folder / "out/digits/0/dpsgd.csv").is_file()
     (run,) = mlflow_runs(folder)
     assert "dpsgd.csv" in {file.path for file in mlflow.MlflowClient().list_artifacts(run.info.run_id)}
 
@@ -534,6 +538,19 @@ def test_an_experiment_of_ones_own_keeps_how_runs_are_tracked(project):
         ("{algorithm}.metrics", {"filepath": "metrics.json"}, "'sgd.metrics' and 'dpsgd.metrics' are one file"),
         ("dpsgd.metrics", {"filepath": "${_where}.json"}, r"'_where' not found \(dpsgd.metrics.filepath\)"),
         ("dpsgd.metrics", {"filepath": "a.json", "type": "json.JSONDatset"}, "'JSONDatset' not found"),
+        ("provenance", {"type": "MemoryDataset"}, "'provenance' is no plain local file"),
+        # the next run would replace a secure model, or be taken for this one
+        (
+            "dpsgd.model",
+            {"filepath": "m"},
+            r"one file .* Write \$\{setting:dataset\}, \$\{setting:seed\}, \$\{setting:run",
+        ),
+        ("finished.model", {"filepath": "${setting:dataset}/${setting:run_label}"}, r"Write \$\{setting:seed\} into"),
+        ("dpsgd.plan", {"filepath": "${setting:dataset}/plan.json"}, "'dpsgd.plan' is one file for several runs"),
+        ("dpsgd.workplace", {"filepath": "w", "type": FOLDER}, "'dpsgd.workplace' is one file for several runs"),
+        ("privacy_ledger", {"filepath": "l/${setting:run_label}", "type": FOLDER}, "another folder for each run"),
+        ("privacy_ledger", {"filepath": "s3://team/ledger", "type": FOLDER}, "'privacy_ledger' is no folder of this"),
+        ("privacy_ledger", {"filepath": "ledger.json"}, "'privacy_ledger' is no folder of this machine"),
     ],
 )
 def test_an_entry_of_the_catalog_that_would_lose_results_is_refused_before_training(project, name, entry, words):
@@ -543,6 +560,47 @@ def test_an_entry_of_the_catalog_that_would_lose_results_is_refused_before_train
     with Session.create(project_path=project) as session, pytest.raises(EquidpError, match=words):
         session.run(pipeline_names=["dpsgd"])
     assert mlflow_runs(project) == []
+
+
+def test_an_entry_of_the_catalog_that_tells_the_run_in_its_own_way_is_taken(project):
+    path = "mine/${setting:dataset}/{algorithm}-${setting:seed}-${setting:run_label}.json"
+    entry = {"{algorithm}.metrics": {"type": "json.JSONDataset", "filepath": path}}
+    (project / "conf/local/catalog.yml").write_text(yaml.safe_dump(entry))
+    kedro_run(project, "sgd", **QUICK, run_label="a")
+    assert [file.name for file in (project / "mine/digits").iterdir()] == ["sgd-0-a.json"]
+
+
+def test_a_pipeline_of_ones_own_runs_and_makes_no_page_of_figures_of_other_settings(project, monkeypatch):
+    def with_own(ours=pipeline_registry.register_pipelines):
+        found = ours()
+        found["mine"] = Pipeline([node(lambda metrics: metrics["overall"], "dpsgd.metrics", "mine", name="mine")])
+        found["page"] = found["dpsgd"].only_nodes("reporting.write_report_dpsgd")
+        return found
+
+    kedro_run(project, "dpsgd", **QUICK)
+    page = report_folder(project, "dpsgd") / "report.html"
+    before = page.read_bytes()
+    monkeypatch.setattr(pipeline_registry, "register_pipelines", with_own)
+    with Session.create(project_path=project) as session, monkeypatch.context() as patched:
+        patched.setattr(kedro.framework.project, "PACKAGE_NAME", "own")
+        assert session.run(pipeline_names=["mine"]).keys() == {"mine"}
+    with Session.create(project_path=project) as session, monkeypatch.context() as patched:
+        patched.setattr(kedro.framework.project, "PACKAGE_NAME", "own")
+        with pytest.raises(EquidpError, match="would be an earlier run's"):
+            session.run(pipeline_names=["page"])
+    assert page.read_bytes() == before
+
+
+def test_a_secure_run_that_was_cut_goes_on_to_its_figures_and_its_release(project):
+    secure = {**QUICK, "privacy.secure": True, "data.membership": "hash", "privacy.evaluation.epsilon": 1.0}
+    kedro_run(project, "dpsgd", options={"to_outputs": ["dpsgd.metrics"]}, **secure)
+    ledger, folder = project / "data/privacy_ledger/ledger.jsonl", report_folder(project, "dpsgd")
+    entered, said = ledger.read_text(), read_json(folder / "privacy.json")
+    kedro_run(project, "dpsgd", **secure, resume=True)
+    assert (folder / "metrics_release.json").is_file()
+    assert (folder / "release").is_dir()
+    assert read_json(folder / "privacy.json") == said
+    assert ledger.read_text() == entered
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from tests.end_to_end.kedro_project import (
 from equidp.cli import loader_at
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError
-from equidp.hooks.guard import written_to
+from equidp.hooks.entries import written_to
 from equidp.parameters import resolve
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report_folder
+from kedro.framework.session import KedroSession
+from tests.end_to_end.kedro_project import QUICK, bootstrapped, kedro_run, mlflow_runs, report_folder
 
 from equidp.errors import EquidpError
+from equidp.hooks.entries import written_to
 from equidp.hooks.guard import LOCK
 from equidp.hooks.turn import Turn
 from equidp.pipelines.training import nodes
@@ -59,7 +61,7 @@ def test_a_run_in_another_thread_is_refused_and_changes_nothing_of_the_one_at_wo
     """`kedro server` answers each request in a thread: one wrote its results into the folder of the other's seed."""
     told: list[BaseException | None] = []
 
-    def scored(*arguments: Any) -> Any:
+    def scored(*arguments):
         if not told:
             told.append(other.submit(kedro_run, project, "sgd", seed=1, **QUICK).exception())
         return score(*arguments)
@@ -109,3 +111,24 @@ def test_a_refused_run_leaves_the_turn_to_others():
             raise EquidpError("refused")
         with other.submit(turn.prepared).result():
             pass
+
+
+def test_of_two_sessions_in_two_threads_each_has_its_own_places(project):
+    def context(seed: int):
+        return KedroSession.create(project_path=project, runtime_params={"seed": seed}).load_context()
+
+    def first() -> str:
+        mine = context(1)
+        begun.set()
+        assert other.wait(60)
+        return written_to(mine.catalog, "sgd.model").parent.name
+
+    bootstrapped(project)
+    begun, other = threading.Event(), threading.Event()
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(first)
+        assert begun.wait(60)
+        second = context(2)
+        other.set()
+        assert found.result() == "seed=1"
+    assert written_to(second.catalog, "sgd.model").parent.name == "seed=2"

@@ -21,6 +21,20 @@ from kedro.pipeline import Pipeline
 from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.config_loader import EquidpConfigLoader, project_is_at
 from equidp.errors import EquidpError, unknown_name
+from equidp.hooks.entries import (
+    AUDIT,
+    CHOICE,
+    RELEASE,
+    RELEASED,
+    RESULTS,
+    TUNE,
+    entry_of,
+    is_result,
+    refuse_lossy,
+    refuse_no_folder,
+    refuse_shared,
+    written_to,
+)
 from equidp.hooks.turn import Turn
 from equidp.parameters import TUNED, Settings
 from equidp.system import collection, interrupts
@@ -30,33 +44,8 @@ from equidp.system.notebooks import without_ipython
 from equidp.system.workplace import CHECKPOINT_FILE, DRAWN
 from equidp.tasks import CLASSIFICATION
 
-ARTIFACTS = (
-    "metrics", "privacy", "statement", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure",
-)  # fmt: skip
-"""What a trained algorithm has besides its model, by the names of the catalog."""
-
-RELEASE = "release"
-"""The folder of all that may go out with a model, by the catalog's name, and the pipeline that writes it again."""
-
-RELEASED = "metrics_release"
-"""Figures with noise, by the catalog's name; a run that was asked for none has none."""
-
-RESULTS = (*ARTIFACTS, RELEASED, RELEASE)
-"""Results that describe a model: they are removed before a new model replaces it."""
-
-CHOICE = ("choice", "trials")
-"""What a tuning says of its choice, besides the results of the chosen model."""
-
 LOCK = "run.lock"
 """File beside what ingestion writes, which every run does; held while the run is at work."""
-
-AUDIT, COMPARISON, TUNE = "audit", "comparison", "tune"
-SHARED_ARTIFACTS = {
-    AUDIT: ("audit_findings", "audit_bounds", "audit_exposure", "audit_report"),
-    COMPARISON: ("comparison.report", "comparison.table"),
-    TUNE: ("tuned.choice", "tuned.privacy", "tuned.statement", "tuned.report", "tuned.metrics_release"),
-}
-"""What belongs to no algorithm's run of its own."""
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +88,7 @@ def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> N
 def _refuse_unwritable(pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Refuse folders that nothing can be written to: it would be found after the training, and ε be spent."""
     for name in sorted(pipeline.all_outputs()):
-        path = str(_entry(catalog, name).get("filepath", ""))
+        path = str(entry_of(catalog, name).get("filepath", ""))
         if path and "://" not in path and (error := refused(Path(path).parent)):
             raise storage_error(Path(path), error)
 
@@ -147,16 +136,16 @@ class GuardHook:
         _refuse_homeless()
         _refuse_undecoded(context.project_path)
         assert isinstance(context.config_loader, EquidpConfigLoader)
-        settings = context.config_loader.settings
+        context.config_loader.settings  # noqa: B018 (what is wrong there is told now)
         with self._turn.prepared():
-            self._settings = settings
+            self._loader = context.config_loader
             project_is_at(context.project_path)
             return (yield)
 
     @hook_impl
     def after_catalog_created(self, catalog: DataCatalog) -> None:
         """Nodes are given the settings themselves: they were validated, and nothing builds them again."""
-        catalog["settings"] = MemoryDataset(self._settings, copy_mode="assign")
+        catalog["settings"] = MemoryDataset(self._loader.settings, copy_mode="assign")
         catalog["tables"] = MemoryDataset(partial(load_entry, catalog), copy_mode="assign")
 
     @hook_impl(wrapper=True)
@@ -171,28 +160,35 @@ class GuardHook:
 
     def _prepare(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
+        settings: Settings = catalog.load("settings")
         if kind := special(pipeline):
-            _refuse_other(self._settings, kind)
-        names = [*algorithms_in(pipeline), *([self._settings.audited] if kind else [])]
+            _refuse_other(settings, kind)
+        names = [*algorithms_in(pipeline), *([settings.audited] if kind else [])]
         # parts that cannot hold together are refused before anything runs
-        algorithms = {name: self._settings.algorithm(name) for name in names}
+        algorithms = {name: settings.algorithm(name) for name in names}
         if algorithms:
             from equidp.training.planning import refuse_without_classes
             from equidp.training.preparation import device_of
 
-            device_of(self._settings.training)  # refuses one that this machine has not
+            device_of(settings.training)  # refuses one that this machine has not
             for algorithm in algorithms.values():
-                refuse_without_classes(algorithm, self._settings.data.task)
+                refuse_without_classes(algorithm, settings.data.task)
         _tell_unread(run_params, sorted(algorithms))
-        _tell_unreleased(self._settings, algorithms_in(pipeline))
+        _tell_unreleased(settings, algorithms_in(pipeline))
         catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
         # unless the run is tracked
         catalog["on_epoch"] = MemoryDataset(lambda algorithm, figures: None, copy_mode="assign")
         _refuse_misleading(run_params, pipeline, catalog)
-        for name in pipeline.datasets():  # a wrong entry of the catalog is refused now, not after hours of training
-            catalog.get(name, fallback_to_runtime_pattern=True)
+        refuse_lossy(algorithms_in(pipeline), catalog)
+        try:
+            for name in pipeline.datasets():  # a wrong entry is refused now, not after hours of training
+                catalog.get(name, fallback_to_runtime_pattern=True)
+        except DatasetError as error:  # of a class that needs another package, say
+            raise EquidpError(" ".join(str(error).split())) from error
+        refuse_shared(algorithms_in(pipeline), self._loader.marked_catalog())
+        refuse_no_folder(pipeline.inputs(), catalog)
         self._hold(pipeline, catalog)
-        _refuse_to_lose(pipeline, catalog, self._settings.resume)
+        _refuse_to_lose(pipeline, catalog, settings.resume)
         _refuse_unwritable(pipeline, catalog)
         collection.settle()
         self._catalog, self._made, self._trained = catalog, pipeline.all_outputs(), algorithms_in(pipeline)
@@ -222,7 +218,7 @@ class GuardHook:
         with closing(self._turn), self._held:
             result = yield
             self._settle(pipeline)
-            for name in evaluated(pipeline):
+            for name in completed(pipeline):
                 forget(catalog.load(f"{name}.workplace"))
             if "tuned.model" in pipeline.all_outputs():
                 from equidp.pipelines.tune.nodes import forget_trials
@@ -318,6 +314,17 @@ def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
 
 
+def completed(pipeline: Pipeline) -> tuple[str, ...]:
+    """The algorithms of which a pipeline makes all that goes out or is shown: of one that was cut the rest may follow.
+
+    Without its checkpoint a secure run could not go on: its figures or its release would cost another training.
+    """
+    last, made = (RELEASED, RELEASE, "report"), pipeline.all_outputs()
+    return tuple(
+        name for name in evaluated(pipeline) if name == BASELINE or made >= {f"{name}.{kind}" for kind in last}
+    )
+
+
 def _refuse_other(settings: Settings, pipeline: str) -> None:
     """Refuse to audit or tune what `tune` chose, and other tasks: both work on classes alone."""
     if settings.audited == TUNED:
@@ -389,41 +396,11 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
                 f"{name!r} is not kept between runs, and what makes it is left out here: start the pipeline further "
                 "up, or run all of it."
             )
-    _refuse_lossy_catalog(pipeline, catalog)
     whole = sum((pipelines[name] for name in names_of(run_params)), Pipeline([]))
-    for name in sorted(whole.all_outputs() & pipeline.inputs()):
+    # of a pipeline of the user's own with nodes of ours: a page of old figures would tell this run's settings
+    ours = {name for node in pipeline.nodes if node.func.__module__.startswith("equidp.") for name in node.inputs}
+    for name in sorted((whole.all_outputs() | set(filter(is_result, ours))) & pipeline.inputs()):
         raise EquidpError(
             f"{name!r} would be an earlier run's, whatever its settings, and what makes it is left out here: start the "
             "pipeline further up, or run all of it."
         )
-
-
-def _refuse_lossy_catalog(pipeline: Pipeline, catalog: DataCatalog) -> None:
-    """Refuse a catalog of the user's own in which results are not files each: they are read again, and logged."""
-    kinds = [f"{algorithm}.{kind}" for algorithm in algorithms_in(pipeline) for kind in ("model", *RESULTS)]
-    places: dict[str, str] = {}
-    for name in [*kinds, *(name for names in SHARED_ARTIFACTS.values() for name in names)]:
-        entry = _entry(catalog, name)
-        path = str(entry.get("filepath", ""))
-        if not path or "://" in path or entry.get("versioned"):
-            raise EquidpError(
-                f"{name!r} is no plain local file in the catalog: give it a filepath on this machine, without "
-                "`versioned`, as it is read again and logged to MLflow (run_label=… keeps the results of several runs)."
-            )
-        if (other := places.setdefault(path, name)) != name:
-            raise EquidpError(
-                f"{other!r} and {name!r} are one file in the catalog, {path}: the second would replace the first. "
-                "Write {algorithm} into the path."
-            )
-
-
-def _entry(catalog: DataCatalog, name: str) -> dict[str, Any]:
-    """What the catalog's files say of a dataset; empty where they say nothing."""
-    resolver = catalog.config_resolver
-    known = name in resolver.config or resolver.match_dataset_pattern(name) is not None
-    return resolver.resolve_pattern(name) if known else {}
-
-
-def written_to(catalog: DataCatalog, name: str) -> Path:
-    """Where a dataset of the catalog is written."""
-    return Path(_entry(catalog, name)["filepath"])

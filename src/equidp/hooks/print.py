@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equidp.hooks.guard import RELEASE, evaluated, names_of, written_to
+from equidp.hooks.entries import RELEASE, written_to
+from equidp.hooks.guard import evaluated, names_of
 from equidp.system.logs import terminal
 
 if TYPE_CHECKING:

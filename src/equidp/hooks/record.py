@@ -20,7 +20,7 @@ from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.evaluation.noised import flat_released
 from equidp.hooks import runs, store
-from equidp.hooks.guard import (
+from equidp.hooks.entries import (
     ARTIFACTS,
     AUDIT,
     COMPARISON,
@@ -28,12 +28,9 @@ from equidp.hooks.guard import (
     RELEASED,
     SHARED_ARTIFACTS,
     TUNE,
-    algorithms_in,
-    names_of,
-    refusal_in,
-    special,
     written_to,
-)  # fmt: skip
+)
+from equidp.hooks.guard import algorithms_in, names_of, refusal_in, special
 from equidp.mechanism.device import choose_device
 from equidp.options import dotted
 from equidp.parameters import concerning
