@@ -73,7 +73,7 @@ class Named(Plain):
         refuse_alike(self.names, self._kind)
         refuse_alike(self.values, "values")
         if spaced := [text for text in self.values if text != text.strip()]:
-            raise ValueError(f"no cell is {spaced[0]!r}, as cells are read without spaces at their ends: leave them out")
+            raise ValueError(f"no cell is {spaced[0]!r}, as cells lose spaces at their ends: leave them out")
         return self
 
     @property
