@@ -379,3 +379,14 @@ def test_the_page_of_a_tuning_tells_for_whom_each_epsilon_is(unit: str, called: 
     page = tuning_page("tuning", chosen, honest(unit=unit, tuning=chosen | {"validation": None}), {}, {}, {}, {})
     assert f"for a training {called}<" in page
     assert f"for a validation {called}<" in page
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_the_page_of_a_secure_tuning_says_that_it_stays_inside(secure: bool) -> None:
+    """It has the digest of the raw files and, with diagnostics, every trial, and looked as if made to be shown."""
+    held = {"unit": "record", "epsilon": 1.0, "delta": 1e-5, "mechanism": Event(1.0, 5.0).to_dict()}
+    chosen = {"algorithm": "dpsgd", "grid": {}, "box": {}, "points": 1, "exact": False, "validation": held}
+    chosen |= {"trials": {"law": "geometric", "mean": 3.0}, "score": "worst_group", "value": 0.5, "chosen": {}}
+    chosen |= {"epsilon": 3.0, "epsilon_declared": 3.0, "delta": 1e-5}
+    of = honest(secure=secure, seed=None if secure else 0, tuning=chosen | {"validation": None})
+    assert ("This page stays inside" in tuning_page("tuning", chosen, of, {}, {}, {}, {})) is secure

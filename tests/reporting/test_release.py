@@ -882,3 +882,31 @@ def test_the_code_of_the_card_scores_raw_rows(name, more, tmp_path, monkeypatch)
     answers = task_of(records.schema).predict(trained(known.encode(rows)))
     assert list(found["answers"]) == list(records.schema.classes)  # by name, and in no logits
     assert np.array_equal(found["answers"].to_numpy(), answers.detach().numpy())
+
+
+def test_the_code_of_the_card_scores_raw_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card went from the weights to the answers, and config.json named no column, nor how many words are read."""
+    options = {"path": "rows.csv", "label": "y", "classes": ["a", "b"], "text": "body", "length": 5, "vocabulary": 50}
+    rows = pd.DataFrame({"body": ["a letter on pain", "thank you"], "y": ["a", "b"]})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    known = source("table", options)
+    records = known.read(known.locate(tmp_path))
+    of = card(schema=records.schema.to_dict(), source="table", source_options=options, model="bilstm", options={})
+    trained = build_model("bilstm", records.schema, seed=3)
+    for path, content in release_files(
+        released_facts(of, 8, statement(), ReleaseSettings()), trained.state_dict()
+    ).items():
+        (tmp_path / path).write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, found)
+    assert torch.equal(found["features"], known.encode(rows))
+    assert len(found["answers"]) == 2
+
+
+@pytest.mark.parametrize(("kind", "told"), [("text", 'declared["tokenizer"] = "network"'), ("image", "`decode_all`")])
+def test_the_card_of_an_adapted_network_says_what_it_reads(kind: str, told: str) -> None:
+    shape, tokenizer = ([16], "ab" * 32) if kind == "text" else ([3, 64, 64], "")
+    schema = SCHEMA.to_dict() | {"kind": kind, "shape": shape, "tokenizer": tokenizer, "feature_names": []}
+    assert told in files(card=card(schema=schema))["README.md"].decode()

@@ -235,3 +235,28 @@ def test_beyond_its_plan_a_run_that_may_stop_repeats_all_that_it_was_charged(
     after = algorithm.events_until(PLAN, 7)
     known["now"] = (5, after)
     assert repeated(tmp_path, algorithm, PLAN) == after
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model": {"name": "bilstm"}}, "choose another model.name"),
+        ({"training": {"class_weights": "balanced"}}, "takes declared sizes of classes"),
+        ({"training": {"class_weights": [1, 2, 3]}}, "has 3 numbers"),
+        ({"training": {"precision": "bf16", "device": "cpu"}}, "half precision"),
+        ({"training": {"augmentations": 2, "augmentation_kinds": ["noise"]}}, "views by"),
+    ],
+)
+def test_settings_that_fit_no_record_are_refused_before_anything_is_charged(
+    tmp_path: Path, given: dict[str, Any], told: str
+) -> None:
+    """The ledger counted a run that never was, and the limit of its data set was used up."""
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "secure": True}
+    of = resolve({"dataset": "digits", "model": {"name": "logistic"}, "privacy": privacy} | given)
+    kind = source("digits", {})
+    parts = divide(kind.read(kind.locate(tmp_path)), of.data, 0, [])
+    plan = plan_training(parts.train, of, algorithm="dpsgd")
+    places = (tmp_path / "run", of, lambda name, row: None, tmp_path / "ledgers", {})
+    with pytest.raises(EquidpError, match=told):
+        train_network(parts.train, parts.test, parts.public, plan, *places, algorithm="dpsgd")
+    assert not list(tmp_path.iterdir())

@@ -329,3 +329,20 @@ def test_a_secure_tuning_with_a_large_delta_is_refused_before_anything_is_charge
     with pytest.raises(EquidpError, match=r"is not below one over the \d+ training records"):
         tuned(tmp_path, settings(privacy=LAW | {"secure": True} | of))
     assert not (tmp_path / "ledgers").exists()
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        ({"model": {"name": "bilstm"}}, "choose another model.name"),
+        ({"training": {"class_weights": [1, 2, 3], "epochs": 1}}, "has 3 numbers"),
+        ({"tune": {"grid": {"training": {"precision": ["float32", "bf16"]}}}}, "half precision"),
+    ],
+)
+def test_a_grid_that_fits_no_record_is_refused_before_anything_is_charged(
+    tmp_path: Path, of: dict[str, Any], told: str
+) -> None:
+    """A trial refused it, when all trials were charged, and the tuning could not even be gone on with."""
+    with pytest.raises(EquidpError, match=told):
+        tuned(tmp_path, settings(privacy=LAW | {"secure": True}, **of))
+    assert not list(tmp_path.iterdir())

@@ -72,6 +72,8 @@ class Named(Plain):
             raise ValueError(f"map names {unnamed[0]!r}, which is not among the categories; leave categories out")
         refuse_alike(self.names, self._kind)
         refuse_alike(self.values, "values")
+        if spaced := [text for text in self.values if text != text.strip()]:
+            raise ValueError(f"no cell is {spaced[0]!r}, as cells lose spaces at their ends: leave them out")
         return self
 
     @property

@@ -17,6 +17,11 @@ EXACT = (
     "the validation records. Do not publish this page or the choice."
 )
 
+INSIDE = (
+    "This page stays inside: its digests of raw files are exact, and so is what it tells of trials, if it does. What "
+    "may go out is in the folder release/."
+)
+
 
 def tuning_page(
     title: str,
@@ -43,7 +48,7 @@ def tuning_page(
         drawn=iter(()),
         settings={"": settings},
         provenance=provenance,
-        warnings=[*warnings, *([mode] if mode else [])],
+        warnings=[*warnings, mode or INSIDE],
         cards=_cards(choice),
         declared=_table("Declared before the first trial", _declared(choice, privacy)),
         chosen=_table("Chosen", list(choice["chosen"].items())),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from equidp.accounting.ledger import Ledger
 from equidp.data.records import Membership, Records, Split
 from equidp.errors import EquidpError
+from equidp.gradients.engine import GradientEngine
 from equidp.gradients.memory import room_for
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.algorithm import Algorithm
@@ -71,6 +72,21 @@ class Prepared:
             return rows
         finally:
             self.keeper.close()
+
+
+def refuse_unfit(request: TrainingRequest, train: Records) -> None:
+    """Refuse what no record decides on, before anything is charged: `prepare` would, but then the ledger counts a run
+    that never was.
+
+    Raises:
+        EquidpError: for a device, loss, weights of classes, augmentation, model or precision that does not fit.
+    """
+    algorithm, training = request.algorithm, request.training
+    device = device_of(training)
+    loss = loss_of(training, train, device)
+    augmentation(training, train.schema, request.seed)
+    network = make_model(train.schema, request.model, algorithm, request.seed).to(device)
+    GradientEngine(network, loss, precision=training.precision)
 
 
 def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) -> Prepared:

@@ -41,6 +41,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -61,8 +62,9 @@ from equidp.evaluation.noised import Cells, known_large, overall
 from equidp.mechanism.algorithm import Algorithm
 from equidp.models import MODELS, card_options, model_features
 from equidp.parameters import Settings, varied
-from equidp.training.networks import make_model
 from equidp.training.planning import plan_of
+from equidp.training.preparation import refuse_unfit
+from equidp.training.request import TrainingRequest
 from equidp.training.statement import REPEATED, added_or_removed
 
 VARIED = ("training", "model")
@@ -124,7 +126,7 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
     combinations = _combinations(settings)
     if settings.tune.exact:
         alone = tuple(_point(changes, train, settings) for changes in combinations)
-        _refuse_unfit_models(alone, train, settings)
+        _refuse_unfit(alone, train, settings)
         every = merged(event for of in alone for event in of.settings.algorithm(settings.audited).events(of.plan))
         return Tuning(alone, every, None, settings.privacy.trials)
     first, *others = combinations
@@ -136,7 +138,7 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
     like = dataclasses.replace(settings, privacy=given)  # no target is solved for: the reference's divergences are
     within = partial(_within, name=settings.audited, reference=reference, orders=trials.orders, known={})
     points = (point, *(within(_point(changes, train, like)) for changes in others))
-    _refuse_unfit_models(points, train, settings)
+    _refuse_unfit(points, train, settings)
     event = figures_event(settings.tune.epsilon, settings.privacy.delta, settings.privacy.trials)
     limited = (dataclasses.replace(of, plan=dataclasses.replace(of.plan, trials=trials)) for of in points)
     return Tuning(tuple(limited), reference, event, settings.privacy.trials)
@@ -378,11 +380,16 @@ def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Po
     return Point(changes, of, plan_of(settings.audited, train, of))
 
 
-def _refuse_unfit_models(points: Sequence[Point], train: Records, settings: Settings) -> None:
-    """Build every model of the grid once: one that does not fit would end the tuning in a trial, all of it charged."""
-    name = settings.audited
-    for of in {repr(point.settings.model): point.settings for point in points}.values():
-        make_model(train.schema, of.model, of.algorithm(name), of.seed)
+def _refuse_unfit(points: Sequence[Point], train: Records, settings: Settings) -> None:
+    """Try every model and loss of the grid once: one that does not fit would end the tuning in a trial, all of it
+    charged.
+    """
+
+    def alike(of: Settings) -> str:
+        return repr((of.model, of.training.model_copy(update={"learning_rate": 0.0})))
+
+    for point in {alike(point.settings): point for point in points}.values():
+        refuse_unfit(TrainingRequest.of(point.settings, settings.audited, point.plan, Path()), train)
 
 
 def _mapped(settings: Settings) -> tuple[str, dict[str, Any]] | None:

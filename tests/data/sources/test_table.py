@@ -250,6 +250,7 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
             {"classes": ["Zoë", unicodedata.normalize("NFD", "Zoë")]},
             r"two classes look alike: 'Zo\\xeb' and 'Zoe\\u0308'",
         ),
+        ({"groups": {"sex": {"map": {"f": ["F", "f "]}}}}, r"no cell is 'f '"),
         ({"groups": {"sex": {"categories": ["f", "f\u200b"]}}}, r"two groups look alike: 'f' and 'f\\u200b'"),
         (
             {"features": {"w": {"kind": "categorical", "map": {"a": ["1"], "b": ["1"]}}}},

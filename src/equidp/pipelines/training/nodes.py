@@ -33,6 +33,7 @@ from equidp.training.charging import enter, enter_more, planned, repeated, state
 from equidp.training.digests import code_of_others
 from equidp.training.networks import class_weights, imposed
 from equidp.training.planning import large_delta, plan_of
+from equidp.training.preparation import refuse_unfit
 from equidp.training.statement import figures_entry
 
 RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision"}
@@ -91,6 +92,7 @@ def train_network(
     made, chosen = Plan(**plan), settings.algorithm(algorithm)
     request, split = TrainingRequest.of(settings, algorithm, made, workplace), Split(train, test, public)
     if chosen.private:
+        refuse_unfit(request, train)
         due = planned(chosen, made)
         every = {("training", "train"): due}
         entered = partial(enter, ledgers, workplace, settings, provenance, train.membership, every, algorithm=algorithm)

@@ -61,10 +61,10 @@ SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mea
 
 ENCODING = (
     "label", "classes", "class_map", "class_edges", "ordered", "target", "counts", "labels", "features", "decimal",
-    "thousands", "na_values", "size", "channels", "fit", "mean", "sd",
+    "thousands", "na_values", "text", "length", "vocabulary", "size", "channels", "fit", "mean", "sd",
 )  # fmt: skip
 """Options of the source that go out: declared columns with their categories and bounds, and how numbers are written;
-how images are read; of the groupings those that are features, too. Others name files.
+how texts and images are read; of the groupings those that are features, too. Others name files.
 """
 
 TRAINING = (
