@@ -343,7 +343,7 @@ def test_a_unit_called_as_several_lines_ends_none():
     assert not set(text) & set("\r\u2028\x1b")
 
 
-def test_three_people_in_three_parts_are_told_what_each_is_promised():
+def test_records_of_three_parts_are_told_what_each_is_promised():
     released = {"unit": "record", "part": "test", "trials": {"max": 1}, "tables": ["sex"], "sensitivity": 1.0}
     released |= {"epsilon": 0.71, "delta": 1e-6, "adjacency": "add or remove one record"}
     released |= {"mechanism": Event(1.0, 5.0).to_dict()}
@@ -352,8 +352,8 @@ def test_three_people_in_three_parts_are_told_what_each_is_promised():
         "validation": {"unit": "record", "adjacency": "add or remove one record", "epsilon": 0.53, "delta": 1e-6}
     }
     text = privacy_report(honest(evaluation=released, tuning=chosen))
-    for person, value in (("A", honest()["epsilon"]), ("B", 0.71), ("C", 0.53)):
-        (told,) = [line for line in text.splitlines() if f"Person {person}" in line]
+    for part, value in (("training", honest()["epsilon"]), ("test", 0.71), ("validation", 0.53)):
+        (told,) = [line for line in text.splitlines() if f"Each record of the {part} part" in line]
         assert epsilon_text(value) in told
     assert "accuracy of its worst group" in text
     assert "is in two parts." in text
@@ -361,7 +361,7 @@ def test_three_people_in_three_parts_are_told_what_each_is_promised():
     assert "test records are not protected at all" not in text
     assert "test records are not protected at all" in privacy_report(honest())
     exchanged = privacy_report(honest(evaluation=released, membership={"how": "strata", "key": ""}))
-    assert "Person B" not in exchanged
+    assert "Each record of the test part" not in exchanged
     assert "neither figure holds" in exchanged
 
 

@@ -75,9 +75,9 @@ def _of_both_parts(privacy: Mapping, entry: Mapping) -> str:
         )
     unit, part = unit_noun(entry["unit"]), entry["part"]
     return (
-        f"Person A, whose {unit} is in the training part, is protected by ε = {epsilon_text(privacy['epsilon'])}, "
-        f"whatever is computed from the model, these figures too. Person B, whose {unit} is in the {part} part, is "
-        f"protected by ε = {epsilon_text(entry['epsilon'])}. No {unit} is in both, so the two do not add up. Where "
+        f"Each {unit} of the training part is protected by ε = {epsilon_text(privacy['epsilon'])}, whatever is "
+        f"computed from the model, these figures too. Each {unit} of the {part} part is protected by "
+        f"ε = {epsilon_text(entry['epsilon'])}. No {unit} is in both, so the two do not add up. Where "
         "a record is replaced by another, the two may be in different parts: then both ε count, and they add up."
     )
 
@@ -107,9 +107,9 @@ def tuning(privacy: Mapping) -> Section | None:
             f"Every trial drew its settings from a declared grid ({', '.join(entry['grid'])}). The one with the best "
             f"{score} of a validation part was chosen{chosen}. That figure came from a histogram with Gaussian noise, "
             "and nothing of the other trials is shown. The ε above covers choice and model.",
-            f"Person C, whose {unit_noun(held['unit'])} is in the validation part (adjacency: {held['adjacency']}), is "
-            f"protected by ε = {epsilon_text(held['epsilon'])} at δ = {delta_text(held['delta'])}, for the choice and "
-            f"the figures of the chosen trial. No {unit_noun(held['unit'])} is in two parts.",
+            f"Each {unit_noun(held['unit'])} of the validation part (adjacency: {held['adjacency']}) is protected by "
+            f"ε = {epsilon_text(held['epsilon'])} at δ = {delta_text(held['delta'])}, for the choice and the figures "
+            f"of the chosen trial. No {unit_noun(held['unit'])} is in two parts.",
         ),
     )
 
