@@ -171,7 +171,7 @@ def test_a_loss_that_remembers_others_is_told_so() -> None:
         weights.mul_(torch.bincount(labels, losses.detach(), minlength=CLASSES).exp())
         return seen * losses
 
-    with pytest.raises(EquidpError, match=r"are not those of the loss.* on no loss that was computed before"):
+    with pytest.raises(EquidpError, match="or with those before it"):
         GradientEngine(nn.Linear(INPUTS, CLASSES), robust).norms(*records())
 
 

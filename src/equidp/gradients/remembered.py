@@ -125,7 +125,7 @@ class _Walk:
             self._attributes(space, hidden)
             whole = isinstance(one, nn.Module)
             held += [of for name, of in space.items() if name not in hidden and (whole or name in self._named)]
-        for slot in slots_of(type(one)):
+        for slot in slots_of(one):
             self.undo.append(partial(_slot_back, one, slot, before := _in_slot(one, slot)))
             held.append(before)
         return held

@@ -7,7 +7,7 @@ import dis
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -108,19 +108,23 @@ def _calls(one: object) -> bool:
 def _attributes(one: object, kinds: set[type]) -> Iterator[tuple[str, object]]:
     """Those of an object, and of its class as far as others wrote it, if it is of none of these kinds."""
     yield from getattr(one, "__dict__", {}).items()
-    yield from ((slot.__name__, getattr(one, slot.__name__, None)) for slot in slots_of(type(one)))
+    yield from ((slot.__name__, getattr(one, slot.__name__, None)) for slot in slots_of(one))
     if type(one) not in kinds:
         kinds.add(type(one))
         for of in filter(by_others, type(one).__mro__):  # of a static method its function
             yield from ((name, getattr(value, "__func__", value)) for name, value in vars(of).items())
 
 
+def slots_of(one: object) -> Sequence[Any]:
+    """Descriptors of an object's attributes that are in no dict."""
+    kind: Any = type(one)
+    return _slots(kind)
+
+
 @functools.lru_cache
-def slots_of(kind: type) -> tuple[Any, ...]:
-    """Attributes of its objects that are in no dict."""
-    return tuple(
-        of for kind in filter(by_others, kind.__mro__) for of in filter(inspect.ismemberdescriptor, vars(kind).values())
-    )
+def _slots(kind: Any) -> tuple[Any, ...]:
+    own = filter(by_others, kind.__mro__)
+    return tuple(value for of in own for value in vars(of).values() if inspect.ismemberdescriptor(value))
 
 
 def _named_in(function: FunctionType, names: set[str]) -> list[object]:
