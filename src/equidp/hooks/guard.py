@@ -153,7 +153,7 @@ class GuardHook:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Refuse what cannot run, and keep files and process to this run."""
-        with self._turn.begun():
+        with self._turn.begun(catalog):
             self._prepare(run_params, pipeline, catalog)
             with interrupts.waiting(), without_ipython():
                 return (yield)
