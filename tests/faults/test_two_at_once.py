@@ -79,6 +79,45 @@ def test_a_run_in_another_thread_is_refused_and_changes_nothing_of_the_one_at_wo
     }
 
 
+def test_a_run_within_a_node_of_another_is_refused(project, monkeypatch):
+    """What the inner one had made was removed as the outer one saved its model, or took the outer one's settings."""
+    kedro_run(project, "sgd", seed=1, **QUICK)
+    told = list[str]()
+
+    def scored(*arguments):
+        with pytest.raises(EquidpError) as refused:
+            kedro_run(project, "sgd", seed=1, **QUICK)
+        told.append(str(refused.value))
+        return score(*arguments)
+
+    score = nodes.score_test
+    monkeypatch.setattr(nodes, "score_test", scored)
+    kedro_run(project, "sgd", **QUICK)
+    assert told[0].startswith("Another run of this process")
+    assert (report_folder(project, "sgd", seed=1) / "metrics.json").is_file()
+    assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED", "FINISHED"]
+
+
+def test_after_ctrl_c_which_no_hook_is_told_of_the_same_thread_may_run(project, monkeypatch):
+    def stopped(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(nodes, "score_test", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            kedro_run(project, "sgd", **QUICK)
+    kedro_run(project, "sgd", **QUICK)
+    assert (report_folder(project, "sgd") / "metrics.json").is_file()
+
+
+def test_a_context_made_within_anothers_hook_is_refused():
+    turn = Turn()
+    with turn.prepared(), pytest.raises(EquidpError, match="Another run of this process"), turn.prepared():
+        pass
+    with turn.prepared():
+        pass
+
+
 def test_of_two_contexts_made_at_once_the_later_one_runs():
     turn = Turn()
 
@@ -87,7 +126,7 @@ def test_of_two_contexts_made_at_once_the_later_one_runs():
             if prepare:
                 with turn.prepared():
                     pass
-            with turn.begun():
+            with turn.begun(object()):
                 return "begun"
         except EquidpError as error:
             return str(error)
@@ -107,7 +146,7 @@ def test_a_refused_run_leaves_the_turn_to_others():
     with ThreadPoolExecutor(1) as other:
         with turn.prepared():
             pass
-        with pytest.raises(EquidpError, match="refused"), turn.begun():
+        with pytest.raises(EquidpError, match="refused"), turn.begun(object()):
             raise EquidpError("refused")
         with other.submit(turn.prepared).result():
             pass

@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import copy
 import dis
+import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from functools import partial
-from types import CellType, FunctionType
+from itertools import chain
+from operator import is_
+from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from equidp.gradients.refusals import same
-from equidp.gradients.used import by_others, codes_of, used_by
+from equidp.gradients.used import PLAIN, by_others, codes_of, innermost, own_packages, package_of, slots_of, used_by
 
 TORCHS = frozenset(vars(nn.Module()))
 """Attributes that torch gives a module: what it trains, its buffers, its layers and its hooks."""
 
+FILLED = (dict, list, set, deque, OrderedDict, defaultdict, Counter)
+FIXED = (tuple, frozenset)
+CACHED = type(functools.lru_cache(lambda: None))
+
 NOTHING = object()
 
+Undo = Callable[[], None]
 
-def remembered(model: nn.Module, loss: object) -> Callable[[], None]:
-    """What sets it back to what it is now, in the same objects.
+
+def remembered(model: nn.Module, loss: object) -> Undo:
+    """What sets it back to what it is now, in the same objects; what is as it was is left alone.
 
     It is in attributes of layers, and of functions and objects that others wrote; in variables that such functions
-    share with those around them, and in global ones that they set; and in lists, dicts, sets and tensors among these.
+    share with those around them, in their defaults, and in global ones; in objects, classes, modules and caches of the
+    packages that layers and loss are of; and in lists, dicts, sets, arrays and tensors among these.
     """
-    undo = list[Callable[[], None]]()
-    for one in {id(one): one for one in (*model.modules(), *used_by(model), *used_by(loss))}.values():
-        space = getattr(one, "__dict__", None)  # a scripted function has none
-        if isinstance(space, dict) and (isinstance(one, nn.Module) or by_others(one)):
-            own = {name: value for name, value in space.items() if name not in TORCHS}
-            undo += [partial(_attributes_back, space, own), *_contents_back(own.values())]
-        if inspect.isfunction(one) and by_others(one):
-            undo += _variables_back(one)
+    undo = _Walk(model, loss).undo
 
     def set_back() -> None:
         for one in undo:
@@ -44,28 +49,120 @@ def remembered(model: nn.Module, loss: object) -> Callable[[], None]:
     return set_back
 
 
-def _attributes_back(space: dict[str, Any], before: dict[str, Any]) -> None:
-    for name in space.keys() - TORCHS - before.keys():
-        del space[name]
-    space.update(before)
+class _Walk:
+    """Along all that a model and its loss hold."""
+
+    def __init__(self, model: nn.Module, loss: object) -> None:
+        found = [*used_by(model), *used_by(loss), *innermost(loss)]
+        functions = [*filter(inspect.isfunction, found)]
+        self._named = {name for of in functions for code in codes_of(of) for name in code.co_names}
+        self._layers, self._used = set(map(id, model.modules())), set(map(id, found))
+        self._own = own_packages(model, loss)
+        self.undo, left = list[Undo](), [*model.modules(), *found]
+        # what the model trains and its buffers are compared for themselves
+        seen = {id(one): one for one in (*model.parameters(), *model.buffers())}
+        while left:
+            one = left.pop()
+            if type(one) not in PLAIN and id(one) not in seen:
+                seen[id(one)] = one  # so that no other gets its id
+                left += self._passed(one)
+
+    def _passed(self, one: Any) -> list[Any]:
+        """Note what sets this one back; what it holds."""
+        kind = type(one)
+        if kind in FILLED or kind in FIXED:
+            if kind in FILLED:
+                self.undo.append(partial(_refill, one, copy.copy(one)))
+            return [of for of in (one.values() if isinstance(one, dict) else one) if type(of) not in PLAIN]
+        if kind in (Tensor, nn.Parameter) and one.layout == torch.strided and not (one.is_meta or one.is_nested):
+            self.undo.append(partial(_rewrite, one, one.detach().clone()))
+        elif kind is np.ndarray and one.flags.writeable:
+            self.undo.append(partial(_rewrite_array, one, one.copy()))
+        elif kind is CACHED and package_of(one) in self._own:
+            self.undo.append(one.cache_clear)
+        elif kind is partial:
+            return [one.func, *one.args, *one.keywords.values()]
+        elif kind is FunctionType and by_others(one):
+            return self._function(one)
+        elif isinstance(one, type) and package_of(one) in self._own:
+            return self._class(one)
+        elif isinstance(one, nn.Module) or (id(one) in self._used and by_others(one)) or self._is_own(one):
+            return self._object(one)
+        return []
+
+    def _is_own(self, one: object) -> bool:
+        return type(one) is SimpleNamespace or (package_of(one) in self._own and not inspect.isroutine(one))
+
+    def _function(self, function: FunctionType) -> list[Any]:
+        """Variables of the functions around it, its defaults, and global ones."""
+        space, named = function.__globals__, [of for code in codes_of(function) for of in dis.get_instructions(code)]
+        self._names(space, {of.argval for of in named if of.opname == "STORE_GLOBAL"})
+        cells = [(cell, _content(cell)) for cell in function.__closure__ or ()]
+        self.undo += [partial(_cell_back, cell, content) for cell, content in cells]
+        loaded = {of.argval for of in named if of.opname == "LOAD_GLOBAL"}
+        held = [*(content for _, content in cells), *(space[name] for name in loaded & space.keys())]
+        for module in held:
+            if isinstance(module, ModuleType) and module.__name__.partition(".")[0] in self._own:
+                self._names(vars(module), self._named)
+                held += [of for name, of in vars(module).items() if name in self._named and _is_data(of)]
+        self._attributes(vars(function), frozenset())
+        return [
+            *held,
+            *(function.__defaults__ or ()),
+            *(function.__kwdefaults__ or {}).values(),
+            *vars(function).values(),
+        ]
+
+    def _class(self, kind: type) -> list[Any]:
+        data = {name: of for name, of in vars(kind).items() if _is_data(of) and not name.startswith("__")}
+        self.undo.append(partial(_class_back, kind, data))
+        return [of for name, of in data.items() if name in self._named]
+
+    def _object(self, one: Any) -> list[Any]:
+        held, space = list[Any](type(one).__mro__), getattr(one, "__dict__", None)  # a scripted function has none
+        if isinstance(space, dict):
+            hidden = TORCHS if id(one) in self._layers else frozenset()
+            self._attributes(space, hidden)
+            whole = isinstance(one, nn.Module)
+            held += [of for name, of in space.items() if name not in hidden and (whole or name in self._named)]
+        for slot in slots_of(one):
+            self.undo.append(partial(_slot_back, one, slot, before := _in_slot(one, slot)))
+            held.append(before)
+        return held
+
+    def _attributes(self, space: dict[str, Any], hidden: frozenset[str]) -> None:
+        self.undo.append(
+            partial(_attributes_back, space, {n: of for n, of in space.items() if n not in hidden}, hidden)
+        )
+
+    def _names(self, space: dict[str, Any], names: set[str]) -> None:
+        self.undo += [partial(_name_back, space, name, space.get(name, NOTHING)) for name in names]
 
 
-def _variables_back(function: FunctionType) -> Iterator[Callable[[], None]]:
-    """Those of the functions around it, and global ones."""
-    space, named = function.__globals__, [of for code in codes_of(function) for of in dis.get_instructions(code)]
-    for name in {of.argval for of in named if of.opname == "STORE_GLOBAL"}:
-        yield partial(_global_back, space, name, space.get(name, NOTHING))
-    cells = [(cell, _content(cell)) for cell in function.__closure__ or ()]
-    yield from (partial(_cell_back, cell, content) for cell, content in cells)
-    loaded = {of.argval for of in named if of.opname == "LOAD_GLOBAL"}
-    yield from _contents_back([*(content for _, content in cells), *(space[name] for name in loaded & space.keys())])
+def _is_data(one: object) -> bool:
+    """Whether it is no function, class or module: of a module or a class others than those in use may hold much."""
+    return not (isinstance(one, (type, ModuleType)) or inspect.isroutine(one) or inspect.isdatadescriptor(one))
 
 
-def _global_back(space: dict[str, Any], name: str, before: object) -> None:
+def _attributes_back(space: dict[str, Any], before: dict[str, Any], hidden: frozenset[str]) -> None:
+    for name in space.keys() - hidden | before.keys():
+        _name_back(space, name, before.get(name, NOTHING))
+
+
+def _name_back(space: dict[str, Any], name: str, before: object) -> None:
     if before is NOTHING:
         space.pop(name, None)
-    else:
+    elif space.get(name, NOTHING) is not before:
         space[name] = before
+
+
+def _class_back(kind: type, before: dict[str, Any]) -> None:
+    now = {name: of for name, of in vars(kind).items() if _is_data(of) and not name.startswith("__")}
+    for name in now.keys() - before.keys():
+        delattr(kind, name)
+    for name, of in before.items():
+        if now.get(name, NOTHING) is not of:
+            setattr(kind, name, of)
 
 
 def _content(cell: CellType) -> object:
@@ -82,23 +179,39 @@ def _cell_back(cell: CellType, before: object) -> None:
         del cell.cell_contents
 
 
-def _contents_back(values: Any) -> Iterator[Callable[[], None]]:
-    """Of each list, dict, set and tensor, and of those directly within it."""
-    for value in values:
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
-        for one in (value, *inner):
-            if type(one) in (dict, list, set):
-                yield partial(_refill, one, copy.copy(one))
-            elif type(one) is Tensor:
-                yield partial(_rewrite, one, one.detach().clone())
+def _in_slot(one: object, slot: Any) -> object:
+    try:
+        return slot.__get__(one)
+    except AttributeError:  # it has no value yet
+        return NOTHING
+
+
+def _slot_back(one: object, slot: Any, before: object) -> None:
+    if (now := _in_slot(one, slot)) is before:
+        return
+    if before is not NOTHING:
+        slot.__set__(one, before)
+    elif now is not NOTHING:
+        slot.__delete__(one)
 
 
 def _refill(holder: Any, before: Any) -> None:
-    holder.clear()
-    (holder.extend if isinstance(holder, list) else holder.update)(before)
+    """Only what changed: another thread may read it, and would find it empty for a moment."""
+    if isinstance(holder, set):
+        alike = holder == before
+    else:
+        now, then = ((chain.from_iterable(of.items()) if isinstance(of, dict) else of) for of in (holder, before))
+        alike = len(holder) == len(before) and all(map(is_, now, then))
+    if not alike:
+        holder.clear()
+        (holder.extend if isinstance(holder, (list, deque)) else holder.update)(before)
 
 
 def _rewrite(tensor: Tensor, before: Tensor) -> None:
-    if not same(tensor, before):
+    if not same(tensor.detach(), before):
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             tensor.copy_(before)
+
+
+def _rewrite_array(array: np.ndarray, before: np.ndarray) -> None:
+    array[...] = before

@@ -6,14 +6,21 @@ import contextlib
 import dis
 import functools
 import inspect
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
+from equidp.system.installed import LIBRARIES
+
 HOLDERS = (dict, list, tuple, set, frozenset)
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+KNOWN = {*sys.stdlib_module_names, *LIBRARIES, "torch", "equidp"} - {"__main__"}
+"""Packages whose objects keep no records unless they are called: of a thread or a queue nothing may be set back."""
 
 
 def of_others(model: nn.Module, loss: object) -> bool:
@@ -25,9 +32,26 @@ def by_others(one: object) -> bool:
     """Whether it is neither Python's, nor torch's, nor of this package."""
     if isinstance(one, torch.jit.ScriptFunction):
         return True
-    # an object's module is its class's, a function has one of its own
-    package = str(getattr(one, "__module__", "")).partition(".")[0]
-    return package not in ("torch", "builtins", "functools", __package__.partition(".")[0])
+    return package_of(one) not in ("torch", "builtins", "functools", __package__.partition(".")[0])
+
+
+def package_of(one: object) -> str:
+    """That of an object's class, or a function's own."""
+    return str(getattr(one, "__module__", "")).partition(".")[0]
+
+
+def innermost(loss: object) -> list[Any]:
+    """A loss, and the functions and objects that partial objects and methods hand on to."""
+    found = [loss]
+    while isinstance(last := found[-1], functools.partial) or inspect.ismethod(last):
+        found.append(last.func if isinstance(last, functools.partial) else last.__self__)
+    return found
+
+
+def own_packages(*used: object) -> set[str]:
+    """Those that a model, its layers or a loss are of, beside known ones."""
+    layers = (layer for one in used if isinstance(one, nn.Module) for layer in one.modules())
+    return {package_of(of) for of in (*layers, *(inner for one in used for inner in innermost(one)))} - KNOWN
 
 
 def used_by(loss: object) -> list[object]:
@@ -35,22 +59,31 @@ def used_by(loss: object) -> list[object]:
 
     A function uses what its code refers to by name, and its defaults; a module what it has; another object those of its
     attributes, and of its class's, that code found so far has the names of. What lists and dicts among these hold
-    counts too.
+    counts too, and what objects of the loss's or the layers' packages have.
     """
-    found, seen, left = list[object](), set[int](), [loss]
-    names, attributes = {"__call__", "forward"}, list[tuple[str, object]]()
+    found, seen, left = list[object](), dict[int, object](), [loss]
+    names, attributes, own = {"__call__", "forward"}, list[tuple[str, object]](), own_packages(loss)
+    kinds = set[type]()
+
+    def leads_on(one: object) -> bool:
+        if type(one) in PLAIN:  # lists may have millions
+            return False
+        return _calls(one) or (package_of(one) in own and not isinstance(one, type))
+
     while left or (left := [of for name, of in attributes if name in names and id(of) not in seen]):
         one = left.pop()
         if id(one) in seen:
             continue
-        seen.add(id(one))
+        seen[id(one)] = one  # so that no other gets its id
         if isinstance(one, HOLDERS):
-            left += filter(_calls, one.values() if isinstance(one, dict) else one)
+            left += filter(leads_on, one.values() if isinstance(one, dict) else one)
             continue
-        found.append(one)  # so that no other gets its id
-        left += filter(_calls, _used_at_once(one, names))
+        if callable(one):
+            found.append(one)
+            left += filter(leads_on, _used_at_once(one, names))
         if not inspect.isfunction(one):
-            attributes += _attributes(one.__self__ if inspect.ismethod(one) else one)
+            of = one.__self__ if inspect.ismethod(one) else one
+            attributes += ((name, here) for name, here in _attributes(of, kinds) if leads_on(here))
     return found
 
 
@@ -72,14 +105,26 @@ def _calls(one: object) -> bool:
     return isinstance(one, HOLDERS) or (callable(one) and not isinstance(one, type))
 
 
-def _attributes(one: object) -> Iterator[tuple[str, object]]:
-    """Those of an object, and of its class as far as others wrote it, that can be called."""
-    for of in (one, *filter(by_others, type(one).__mro__)):
-        for name, value in getattr(of, "__dict__", {}).items():
-            # of a slot what it holds, of a static method its function
-            here = getattr(one, name, None) if inspect.ismemberdescriptor(value) else getattr(value, "__func__", value)
-            if _calls(here):
-                yield name, here
+def _attributes(one: object, kinds: set[type]) -> Iterator[tuple[str, object]]:
+    """Those of an object, and of its class as far as others wrote it, if it is of none of these kinds."""
+    yield from getattr(one, "__dict__", {}).items()
+    yield from ((slot.__name__, getattr(one, slot.__name__, None)) for slot in slots_of(one))
+    if type(one) not in kinds:
+        kinds.add(type(one))
+        for of in filter(by_others, type(one).__mro__):  # of a static method its function
+            yield from ((name, getattr(value, "__func__", value)) for name, value in vars(of).items())
+
+
+def slots_of(one: object) -> Sequence[Any]:
+    """Descriptors of an object's attributes that are in no dict."""
+    kind: Any = type(one)
+    return _slots(kind)
+
+
+@functools.lru_cache
+def _slots(kind: Any) -> tuple[Any, ...]:
+    own = filter(by_others, kind.__mro__)
+    return tuple(value for of in own for value in vars(of).values() if inspect.ismemberdescriptor(value))
 
 
 def _named_in(function: FunctionType, names: set[str]) -> list[object]:

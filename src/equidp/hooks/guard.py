@@ -153,7 +153,7 @@ class GuardHook:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Refuse what cannot run, and keep files and process to this run."""
-        with self._turn.begun():
+        with self._turn.begun(catalog):
             self._prepare(run_params, pipeline, catalog)
             with interrupts.waiting(), without_ipython():
                 return (yield)
@@ -372,6 +372,10 @@ def _tell_unreleased(settings: Settings, trained: Sequence[str]) -> None:
         )
 
 
+def _is_ours(function: object) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("equidp.")  # a method of str, say, has none
+
+
 def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Refuse ways to run a pipeline in which results would be lost, or pass for another run's."""
     if isinstance(catalog, SharedMemoryDataCatalog):
@@ -398,7 +402,7 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
             )
     whole = sum((pipelines[name] for name in names_of(run_params)), Pipeline([]))
     # of a pipeline of the user's own with nodes of ours: a page of old figures would tell this run's settings
-    ours = {name for node in pipeline.nodes if node.func.__module__.startswith("equidp.") for name in node.inputs}
+    ours = {name for node in pipeline.nodes if _is_ours(node.func) for name in node.inputs}
     for name in sorted((whole.all_outputs() | set(filter(is_result, ours))) & pipeline.inputs()):
         raise EquidpError(
             f"{name!r} would be an earlier run's, whatever its settings, and what makes it is left out here: start the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import currentframe
 from threading import RLock, Thread, current_thread
 
 from equidp.errors import EquidpError
@@ -24,25 +25,30 @@ class Turn:
     def __init__(self) -> None:
         self._lock = RLock()
         self._thread: Thread | None = None
-        self._at_work = False
+        self._at_work = self._preparing = False
+        self._catalog: object = None
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
         """Around all that hooks keep of a new context.
 
         Raises:
-            EquidpError: while another thread's run is at work.
+            EquidpError: while another thread's run is at work, and within a run: in a node or a hook of it.
         """
         with self._lock:
             # Ctrl-C in a notebook ends a run without telling hooks: the next one has its thread
-            if self._at_work and self._thread is not current_thread() and self._alive():
+            others = self._thread is not current_thread() and self._alive()
+            if self._preparing or (self._at_work and (others or self._within())):
                 raise EquidpError(BESIDE)
-            self._thread, self._at_work = current_thread(), False
-            yield
+            self._thread, self._at_work, self._preparing = current_thread(), False, True
+            try:
+                yield
+            finally:
+                self._preparing = False
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
-        """Around what is asked before a run; where it is refused, the turn is over.
+    def begun(self, catalog: object) -> Iterator[None]:
+        """Around what is asked before a run of this catalog; where it is refused, the turn is over.
 
         Raises:
             EquidpError: where another thread has made a context since this one's.
@@ -50,7 +56,7 @@ class Turn:
         with self._lock:
             if self._thread is not current_thread():
                 raise EquidpError(BESIDE)
-            self._at_work = True
+            self._at_work, self._catalog = True, catalog
         try:
             yield
         except BaseException:
@@ -59,7 +65,16 @@ class Turn:
 
     def close(self) -> None:
         """The run has finished or failed."""
-        self._at_work = False
+        self._at_work, self._catalog = False, None
+
+    def _within(self) -> bool:
+        """Whether this is called from within the run at work: Kedro holds its catalog as long as it runs."""
+        frame = currentframe()
+        while frame is not None:
+            if any(one is self._catalog for one in frame.f_locals.values()):
+                return True
+            frame = frame.f_back
+        return False
 
     def _alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
