@@ -34,6 +34,7 @@ from equidp.gradients.misfit import FAILURES, halved_by_itself
 from equidp.gradients.precision import as_precise_as_norms, spoiling
 from equidp.gradients.refusals import changed, refuse_batch_statistics, same
 from equidp.gradients.remembered import remembered
+from equidp.gradients.used import of_others
 from equidp.system.threads import GLOBAL_RANDOM
 
 RECORDS = 2
@@ -63,11 +64,12 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
         refuse_batch_statistics(passes.batch_norms)  # before any pass, as each moves the running statistics
         before = _kept_now(passes)  # of the very first pass: what is set by it is the same ever after
-        set_back = remembered(passes.model, passes.loss)
+        set_back = remembered(passes.model, passes.loss) if of_others(passes.model, passes.loss) else None
         if passes.device.type == "cpu" and halved_by_itself(passes, features):
             raise spoiling("The model turns torch.autocast on in its own forward", "leave it out there")
         _compare_kept(passes, before)
-        _compare_first(passes, features, labels, seed, set_back)
+        if set_back is not None:  # torch's and our own keep nothing
+            _compare_first(passes, features, labels, seed, set_back)
         if not _found_sound(passes, features[two], labels[two], seed):
             # their own gradients are not finite: others' may be
             finite = _norms(passes, features, labels, seed).isfinite()
