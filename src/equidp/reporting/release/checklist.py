@@ -174,7 +174,8 @@ def _utility(facts: Facts) -> list[Line]:
         Line(
             "cost_of_privacy",
             "What did privacy cost against a model without it?",
-            "Measured inside. The comparison is an exact function of the training records, so it cannot be published."
+            "Measured inside, as far as the model without it has learnt. The comparison is an exact function of the "
+            "training records, so it cannot be published."
             if facts.compared
             else "Not measured by this run: the settings were tuned without training such a model."
             if tuned
