@@ -33,7 +33,7 @@ def test_a_secure_run_writes_what_may_go_out_and_no_later_run_removes_it(project
     assert "exact figures stay inside" in (described := run.data.tags["mlflow.note.content"])
     assert "accuracy" not in described
     assert json.loads(found["privacy.json"])["evaluation"]["mechanism"] == figures["mechanism"]
-    assert "Person B" in found["privacy.md"]
+    assert "Each record of the test part" in found["privacy.md"]
     assert "Released figures" in (folder.parent / "report.html").read_text(encoding="utf-8")
     ledger = (project / "data" / "privacy_ledger" / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["part"] for line in ledger] == ["train", "test"]
