@@ -56,6 +56,19 @@ class Slotted:
         return cross_entropy(outputs, labels, self.weights)
 
 
+class Begun:
+    """Its slot has a value before the first batch."""
+
+    __slots__ = ("weights",)
+
+    def __init__(self) -> None:
+        self.weights: Tensor | None = None
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.weights = rarer(labels) if self.weights is None else self.weights
+        return cross_entropy(outputs, labels, self.weights)
+
+
 class OfItsClass(nn.Module):
     kept: ClassVar[dict[str, Tensor]] = {}
 
@@ -70,6 +83,13 @@ class SetOnItsClass:
         if self.weights is None:
             SetOnItsClass.weights = rarer(labels)
         return cross_entropy(outputs, labels, self.weights)
+
+
+class NewOnItsClass:
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if not hasattr(NewOnItsClass, "weights"):
+            NewOnItsClass.weights = rarer(labels)
+        return cross_entropy(outputs, labels, NewOnItsClass.weights)
 
 
 class Buffered(nn.CrossEntropyLoss):
@@ -98,6 +118,13 @@ def counted(outputs: Tensor, labels: Tensor, kept: Counter[int]) -> Tensor:
     if not kept:
         kept.update(labels.tolist())
     return cross_entropy(outputs, labels, [1 / max(kept[c], 1) for c in range(3)])
+
+
+def seen(outputs: Tensor, labels: Tensor, kept: set[int]) -> Tensor:
+    """The rare class is known by the last label of the first batch."""
+    if not kept:
+        kept.add(int(labels[-1]))
+    return cross_entropy(outputs, labels, [5.0 if c in kept else 1.0 for c in range(3)])
 
 
 def nested(outputs: Tensor, labels: Tensor, kept: dict[str, dict[str, dict[str, Tensor]]]) -> Tensor:
@@ -140,13 +167,16 @@ def another() -> Loss:
         by_default,
         Within().loss,
         Slotted(),
+        Begun(),
         OfItsClass(),
         SetOnItsClass(),
+        NewOnItsClass(),
         Buffered(reduction="none"),
         functools.partial(given, kept=[]),
         functools.partial(given, kept=deque(maxlen=3)),
         functools.partial(ordered, kept=OrderedDict()),
         functools.partial(counted, kept=Counter()),
+        functools.partial(seen, kept=set()),
         functools.partial(nested, kept={"a": {"b": {}}}),
         functools.partial(array, kept=np.zeros(3, dtype=np.float32)),
         functools.partial(within, kept=types.SimpleNamespace(weights=None)),
