@@ -24,13 +24,13 @@ def tried_once() -> Iterator[None]:
     one each time that the test runs, and so is its model.
     """
 
-    def once(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
+    def once(passes: BookKeeping, features: Tensor, labels: Tensor, *, others: bool) -> int:
         layers = tuple((type(layer), layer.training, layer.extra_repr()) for layer in passes.model.modules())
         trained = tuple((tuple(p.shape), p.requires_grad) for p in passes.model.parameters())
         given = tuple((type(of), of.dtype, tuple(of.shape)) for of in (features, labels))
         kind = (layers, trained, given, passes.loss, passes.precision)
         if not KNOWN.get(kind):  # 0: nothing was to be seen
-            KNOWN[kind] = probe(passes, features, labels)
+            KNOWN[kind] = probe(passes, features, labels, others=others)
         return KNOWN[kind]
 
     with mock.patch.object(engine, "probe", once):

@@ -295,7 +295,7 @@ def test_recorded_passes_ask_the_device_for_nothing(model: str, monkeypatch: pyt
     """While a GPU records it answers no question. The meta device, which has no values, never answers any."""
     monkeypatch.setattr(recording, "TRIALS", 0)  # they compare numbers
     for what in ("probe", "look_again"):  # so do these
-        monkeypatch.setattr(f"equidp.gradients.engine.{what}", lambda *_: True)
+        monkeypatch.setattr(f"equidp.gradients.engine.{what}", lambda *_, **named: True)
     schema = SCHEMAS[FIRST[model]]
     engine = engine_of(build_model(model, schema, options={}, seed=1).to("meta"))
     for size in (8, 6):

@@ -153,7 +153,8 @@ class GradientEngine:
         if len(features) and min(len(features), SEVERAL) >= 2 * self._tried:
             with self._trying(features, labels):
                 refuse_short_products(self.device)
-                self._probed_in, self._tried = modes, probe(self.passes, features, labels)
+                tried = probe(self.passes, features, labels, others=self._others)
+                self._probed_in, self._tried = modes, tried
         if len(features) and self.look_is_due():
             self.look(features, labels)
 

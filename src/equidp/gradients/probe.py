@@ -34,7 +34,6 @@ from equidp.gradients.misfit import FAILURES, halved_by_itself
 from equidp.gradients.precision import as_precise_as_norms, spoiling
 from equidp.gradients.refusals import changed, refuse_batch_statistics, same
 from equidp.gradients.remembered import remembered
-from equidp.gradients.used import of_others
 from equidp.system.threads import GLOBAL_RANDOM
 
 RECORDS = 2
@@ -44,8 +43,10 @@ TOLERANCE = {"float32": 1e-3, "bf16": 5e-2}
 """Share of a gradient's norm; rounding stays far below it, a forgotten contribution does not."""
 
 
-def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
+def probe(passes: BookKeeping, features: Tensor, labels: Tensor, *, others: bool) -> int:
     """Try the first records of a batch; how many were tried, 0 where they show nothing.
+
+    `others`: whether a layer or the loss is neither torch's nor of this package (`of_others`): those keep nothing.
 
     It is done at the parameters and near them: where a last layer begins at zero, all gradients below it are zero, and
     records that meet there do not show.
@@ -64,11 +65,11 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> int:
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
         refuse_batch_statistics(passes.batch_norms)  # before any pass, as each moves the running statistics
         before = _kept_now(passes)  # of the very first pass: what is set by it is the same ever after
-        set_back = remembered(passes.model, passes.loss) if of_others(passes.model, passes.loss) else None
+        set_back = remembered(passes.model, passes.loss) if others else None
         if passes.device.type == "cpu" and halved_by_itself(passes, features):
             raise spoiling("The model turns torch.autocast on in its own forward", "leave it out there")
         _compare_kept(passes, before)
-        if set_back is not None:  # torch's and our own keep nothing
+        if set_back is not None:
             _compare_first(passes, features, labels, seed, set_back)
         if not _found_sound(passes, features[two], labels[two], seed):
             # their own gradients are not finite: others' may be

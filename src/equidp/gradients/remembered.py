@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dis
 import functools
 import inspect
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -19,7 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from equidp.gradients.refusals import same
-from equidp.gradients.used import PLAIN, by_others, codes_of, innermost, own_packages, package_of, slots_of, used_by
+from equidp.gradients.used import (
+    PLAIN,
+    by_others,
+    codes_of,
+    global_names,
+    innermost,
+    own_packages,
+    package_of,
+    slots_of,
+    used_by,
+)
 
 TORCHS = frozenset(vars(nn.Module()))
 """Attributes that torch gives a module: what it trains, its buffers, its layers and its hooks."""
@@ -27,6 +36,9 @@ TORCHS = frozenset(vars(nn.Module()))
 FILLED = (dict, list, set, deque, OrderedDict, defaultdict, Counter)
 FIXED = (tuple, frozenset)
 CACHED = type(functools.lru_cache(lambda: None))
+
+CELL = vars(CellType)["cell_contents"]
+"""Of a variable that functions share: read, set and deleted like a slot."""
 
 NOTHING = object()
 
@@ -95,12 +107,10 @@ class _Walk:
 
     def _function(self, function: FunctionType) -> list[Any]:
         """Variables of the functions around it, its defaults, and global ones."""
-        space, named = function.__globals__, [of for code in codes_of(function) for of in dis.get_instructions(code)]
-        self._names(space, {of.argval for of in named if of.opname == "STORE_GLOBAL"})
-        cells = [(cell, _content(cell)) for cell in function.__closure__ or ()]
-        self.undo += [partial(_cell_back, cell, content) for cell, content in cells]
-        loaded = {of.argval for of in named if of.opname == "LOAD_GLOBAL"}
-        held = [*(content for _, content in cells), *(space[name] for name in loaded & space.keys())]
+        space = function.__globals__
+        self._names(space, global_names(function, "STORE_GLOBAL"))
+        held = [self._slot(cell, CELL) for cell in function.__closure__ or ()]
+        held += [space[name] for name in global_names(function, "LOAD_GLOBAL") & space.keys()]
         for module in held:
             if isinstance(module, ModuleType) and module.__name__.partition(".")[0] in self._own:
                 self._names(vars(module), self._named)
@@ -114,7 +124,7 @@ class _Walk:
         ]
 
     def _class(self, kind: type) -> list[Any]:
-        data = {name: of for name, of in vars(kind).items() if _is_data(of) and not name.startswith("__")}
+        data = _data_of(kind)
         self.undo.append(partial(_class_back, kind, data))
         return [of for name, of in data.items() if name in self._named]
 
@@ -125,10 +135,12 @@ class _Walk:
             self._attributes(space, hidden)
             whole = isinstance(one, nn.Module)
             held += [of for name, of in space.items() if name not in hidden and (whole or name in self._named)]
-        for slot in slots_of(one):
-            self.undo.append(partial(_slot_back, one, slot, before := _in_slot(one, slot)))
-            held.append(before)
-        return held
+        return [*held, *(self._slot(one, slot) for slot in slots_of(one))]
+
+    def _slot(self, one: object, slot: Any) -> object:
+        """Note what sets a slot back; what it holds."""
+        self.undo.append(partial(_slot_back, one, slot, before := _in_slot(one, slot)))
+        return before
 
     def _attributes(self, space: dict[str, Any], hidden: frozenset[str]) -> None:
         self.undo.append(
@@ -156,8 +168,12 @@ def _name_back(space: dict[str, Any], name: str, before: object) -> None:
         space[name] = before
 
 
+def _data_of(kind: type) -> dict[str, Any]:
+    return {name: of for name, of in vars(kind).items() if _is_data(of) and not name.startswith("__")}
+
+
 def _class_back(kind: type, before: dict[str, Any]) -> None:
-    now = {name: of for name, of in vars(kind).items() if _is_data(of) and not name.startswith("__")}
+    now = _data_of(kind)
     for name in now.keys() - before.keys():
         delattr(kind, name)
     for name, of in before.items():
@@ -165,24 +181,10 @@ def _class_back(kind: type, before: dict[str, Any]) -> None:
             setattr(kind, name, of)
 
 
-def _content(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it has no value yet
-        return NOTHING
-
-
-def _cell_back(cell: CellType, before: object) -> None:
-    if before is not NOTHING:
-        cell.cell_contents = before
-    elif _content(cell) is not NOTHING:
-        del cell.cell_contents
-
-
 def _in_slot(one: object, slot: Any) -> object:
     try:
         return slot.__get__(one)
-    except AttributeError:  # it has no value yet
+    except (AttributeError, ValueError):  # it, or the cell, has no value yet
         return NOTHING
 
 

@@ -135,10 +135,17 @@ def _named_in(function: FunctionType, names: set[str]) -> list[object]:
             values.append(cell.cell_contents)
     for code in codes_of(function):
         names.update(code.co_names, (of for of in code.co_consts if isinstance(of, str)))  # for getattr
-        # not all of `co_names`: an attribute may be called as something else of the same file
-        loaded = {of.argval for of in dis.get_instructions(code) if of.opname == "LOAD_GLOBAL"}
-        values += [function.__globals__[name] for name in loaded & function.__globals__.keys()]
+    # not all of `co_names`: an attribute may be called as something else of the same file
+    values += [
+        function.__globals__[name] for name in global_names(function, "LOAD_GLOBAL") & function.__globals__.keys()
+    ]
     return values
+
+
+def global_names(function: FunctionType, operation: str) -> set[str]:
+    """Those that a function, or one within it, loads (`LOAD_GLOBAL`) or sets (`STORE_GLOBAL`)."""
+    every = (of for code in codes_of(function) for of in dis.get_instructions(code))
+    return {of.argval for of in every if of.opname == operation}
 
 
 def codes_of(function: FunctionType) -> Iterator[CodeType]:

@@ -282,8 +282,8 @@ def packages(algorithm: str, model: str, options: Mapping[str, Any]) -> list[str
 def _warning(privacy: Mapping[str, Any], audit: Mapping[str, Any] | None) -> str | None:
     if not privacy.get("secure"):
         return RESEARCH_MODE
-    deltas = [privacy["delta"], *(of["delta"] for of in (privacy.get("evaluation"),) if of)]
-    if max(deltas) >= 1 / privacy["records"]:
+    figures = privacy.get("evaluation") or privacy
+    if max(privacy["delta"], figures["delta"]) >= 1 / privacy["records"]:
         return LARGE_DELTA
     found = [audit[kind] for kind in ("gradient_canaries", "input_canaries") if audit and audit.get(kind)]
     return None if all(one["consistent"] for one in found) else REFUTED
