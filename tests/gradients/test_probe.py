@@ -266,7 +266,7 @@ def test_a_record_that_is_not_finite_hides_no_model_that_mixes_records(place: in
 def test_a_model_is_tried_again_only_by_a_batch_of_twice_as_many_records(monkeypatch) -> None:
     tried = []
 
-    def probe(passes: object, features: Tensor, labels: Tensor) -> int:
+    def probe(passes: object, features: Tensor, labels: Tensor, *, others: bool) -> int:
         tried.append(len(features))
         return min(len(features), engines.SEVERAL)
 
