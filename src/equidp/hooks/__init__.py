@@ -1,6 +1,7 @@
 """What happens around a Kedro run, one hook a file.
 
-- `guard`: refuses what cannot run, keeps a run's files to it alone, and removes what a new model makes untrue.
+- `guard`: refuses what cannot run, keeps a run's files to it alone, and removes what a new model makes untrue;
+  `handed` looks at what other hooks put in the place of nodes' inputs.
 - `track`: what MLflow gets; `runs` and `store` write it, `packing` and `served_model` make the model that is logged.
 - `print`: the tables at the end.
 

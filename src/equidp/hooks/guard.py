@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import logging
@@ -16,7 +17,7 @@ from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 from kedro.io import DataCatalog, DatasetError, MemoryDataset, SharedMemoryDataCatalog
-from kedro.pipeline import Pipeline
+from kedro.pipeline import Node, Pipeline
 
 from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.config_loader import EquidpConfigLoader, project_is_at
@@ -35,6 +36,7 @@ from equidp.hooks.entries import (
     refuse_shared,
     written_to,
 )
+from equidp.hooks.handed import Handed, is_ours
 from equidp.hooks.turn import Turn
 from equidp.parameters import TUNED, Settings
 from equidp.system import collection, interrupts
@@ -138,9 +140,11 @@ class GuardHook:
         assert isinstance(context.config_loader, EquidpConfigLoader)
         context.config_loader.settings  # noqa: B018 (what is wrong there is told now)
         with self._turn.prepared():
-            self._loader = context.config_loader
+            self._loader, given = context.config_loader, copy.deepcopy(context.config_loader.runtime_params)
             project_is_at(context.project_path)
-            return (yield)
+            result = yield
+            _refuse_changed(context, self._loader, given)
+            return result
 
     @hook_impl
     def after_catalog_created(self, catalog: DataCatalog) -> None:
@@ -192,6 +196,20 @@ class GuardHook:
         _refuse_unwritable(pipeline, catalog)
         collection.settle()
         self._catalog, self._made, self._trained = catalog, pipeline.all_outputs(), algorithms_in(pipeline)
+        self._handed = Handed(self._loader.settings, catalog)
+
+    @hook_impl(wrapper=True)
+    def before_node_run(self, node: Node, inputs: dict[str, Any]) -> Generator[None, Any, Any]:
+        """Refuse what other hooks have put in the place of what the run was checked with."""
+        given = yield
+        self._handed.refuse_others(node, inputs, given)
+        return given
+
+    @hook_impl(wrapper=True)
+    def after_node_run(self, node: Node, outputs: dict[str, Any]) -> Generator[None, Any, Any]:
+        """Remember the records that a node has made, before other hooks see them."""
+        self._handed.made(node, outputs)
+        return (yield)
 
     @hook_impl
     def before_dataset_saved(self, dataset_name: str) -> None:
@@ -296,6 +314,17 @@ def _refuse_homeless() -> None:
         ) from error
 
 
+def _refuse_changed(context: KedroContext, loader: EquidpConfigLoader, given: object) -> None:
+    """Refuse settings that another hook has changed: the run would not follow them, and MLflow would show them."""
+    same = context.config_loader is loader and loader.runtime_params == given
+    validated = loader.settings.to_dict()  # names beside ours may be of nodes of the user's own
+    if not same or loader["parameters"] != {**loader["parameters"], **validated}:
+        raise EquidpError(
+            "A hook has changed the settings after they were validated (after_context_created), and this run would not "
+            "follow it: take that hook out, and set them in conf/, by --params or as KedroSession's runtime_params."
+        )
+
+
 def _refuse_undecoded(project: Path) -> None:
     """Refuse a path that is not UTF-8 here: safetensors could not write there after the training, nor MLflow before."""
     try:
@@ -372,10 +401,6 @@ def _tell_unreleased(settings: Settings, trained: Sequence[str]) -> None:
         )
 
 
-def _is_ours(function: object) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("equidp.")  # a method of str, say, has none
-
-
 def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Refuse ways to run a pipeline in which results would be lost, or pass for another run's."""
     if isinstance(catalog, SharedMemoryDataCatalog):
@@ -402,7 +427,7 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
             )
     whole = sum((pipelines[name] for name in names_of(run_params)), Pipeline([]))
     # of a pipeline of the user's own with nodes of ours: a page of old figures would tell this run's settings
-    ours = {name for node in pipeline.nodes if _is_ours(node.func) for name in node.inputs}
+    ours = {name for node in pipeline.nodes if is_ours(node) for name in node.inputs}
     for name in sorted((whole.all_outputs() | set(filter(is_result, ours))) & pipeline.inputs()):
         raise EquidpError(
             f"{name!r} would be an earlier run's, whatever its settings, and what makes it is left out here: start the "

@@ -1,0 +1,101 @@
+"""What nodes are handed: what this run was checked with and has made itself, and nothing that a hook put in its place.
+
+Kedro lets a hook, a dataset of the user's own or a node between ours hand on something else. Of records that are there
+three times ε would be false; a ledger elsewhere would be missed by all later runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kedro.io import DataCatalog, MemoryDataset
+from kedro.pipeline import Node
+
+from equidp.errors import EquidpError
+from equidp.hooks.entries import entry_of
+
+ASSIGNED = "assign"
+"""The copy mode of entries that load as the very object that was saved."""
+
+
+def is_ours(node: Node) -> bool:
+    """Whether a node's function is of this package."""
+    return str(getattr(node.func, "__module__", "")).startswith("equidp.")  # a method of str, say, has none
+
+
+class Handed:
+    """What the nodes of one run make and take.
+
+    Args:
+        settings: those that were validated.
+        catalog: of the run.
+    """
+
+    def __init__(self, settings: object, catalog: DataCatalog) -> None:
+        self._settings, self._catalog = settings, catalog
+        self._made: dict[str, weakref.ref | str] = {}
+
+    def made(self, node: Node, outputs: Mapping[str, Any]) -> None:
+        """Remember which records a node of ours has made, before other hooks see them."""
+        from equidp.data.records import Records  # late: it imports torch
+
+        for name, value in outputs.items() if is_ours(node) else ():
+            if isinstance(value, Records):
+                # never the records themselves: Kedro frees them once nobody needs them
+                same = entry_of(self._catalog, name).get("copy_mode") == ASSIGNED
+                self._made[name] = weakref.ref(value) if same else _digest(value)
+
+    def refuse_others(self, node: Node, inputs: Mapping[str, Any], given: Iterable[Mapping[str, Any] | None]) -> None:
+        """Refuse what a node of ours would take or write elsewhere than was checked before the run.
+
+        Args:
+            inputs: by the names of the catalog.
+            given: what hooks gave in their place.
+
+        Raises:
+            EquidpError: naming the entry.
+        """
+        if not is_ours(node):
+            return
+        for one in given:
+            for name, value in (one or {}).items():
+                if value is not inputs.get(name):
+                    raise _refusal(node, name, "a hook gives another one in its place (before_node_run)")
+        for name, value in inputs.items():
+            self._refuse_other(node, name, value)
+        for name in node.outputs:
+            kept = "filepath" in entry_of(self._catalog, name)
+            if kept and isinstance(self._catalog.get(name), MemoryDataset):
+                raise _refusal(node, name, "its file was replaced by memory, with which it would be lost")
+
+    def _refuse_other(self, node: Node, name: str, value: object) -> None:
+        from equidp.data.records import Records
+        from equidp.parameters import Settings
+
+        if isinstance(value, Settings) and value is not self._settings:
+            raise _refusal(node, name, "it is not what was validated before the run")
+        if isinstance(value, Path) and str(value) != entry_of(self._catalog, name).get("filepath"):
+            raise _refusal(node, name, f"{value} is not the folder that the catalog's files say")
+        if isinstance(value, Records) and not self._is_made(name, value):
+            raise _refusal(node, name, "these records are not those that equidp's own nodes have made")
+
+    def _is_made(self, name: str, value: Any) -> bool:
+        made = self._made.get(name)
+        return _digest(value) == made if isinstance(made, str) else made is not None and made() is value
+
+
+def _digest(records: Any) -> str:
+    from equidp.training.digests import fingerprint
+
+    return fingerprint(records, viewed=True)
+
+
+def _refusal(node: Node, name: str, what: str) -> EquidpError:
+    return EquidpError(
+        f"The node {node.name} would not work on the {name!r} that this run tells of: {what}. What a run states, ε "
+        "among it, would be false. Take that hook, dataset or node out: settings belong in conf/ or --params, and "
+        "records are changed in a source of your own or by training.augmentations."
+    )

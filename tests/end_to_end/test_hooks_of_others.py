@@ -1,0 +1,179 @@
+"""Hooks, datasets and nodes of a user's own beside ours: what a run states is of what it did, or it is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kedro.framework.hooks import hook_impl
+from kedro.framework.project import settings
+from kedro.io import MemoryDataset
+from kedro.pipeline import node, pipeline
+from tests.end_to_end.kedro_project import QUICK, bootstrapped, kedro_run, mlflow_runs, report_folder
+
+from equidp import pipeline_registry
+from equidp.errors import EquidpError
+from equidp.pipelines import ingestion
+
+Beside = Callable[..., None]
+
+
+@pytest.fixture
+def beside(project: Path) -> Iterator[Beside]:
+    """Registers a hook of the user's own, before ours with `first=True`."""
+    bootstrapped(project)
+    ours = tuple(settings.HOOKS)
+
+    def register(hook: object, *, first: bool = False) -> None:
+        settings.set("HOOKS", (hook, *ours) if first else (*ours, hook))
+
+    yield register
+    settings.set("HOOKS", ours)
+
+
+def threefold(records):
+    """Every record three times, as oversampling has it."""
+    return dataclasses.replace(records.take(torch.arange(len(records)).repeat(3)), membership=records.membership)
+
+
+def halved_noise(plan: dict) -> dict:
+    return {**plan, "noise_multiplier": plan["noise_multiplier"] / 2}
+
+
+def refused(project: Path, words: str, name: str = "dpsgd") -> None:
+    """A run of DP-SGD, in the pipeline of that name, ends in these words, before anything is charged or kept."""
+    with pytest.raises(EquidpError, match=words):
+        kedro_run(project, name, **QUICK)
+    assert not (project / "data/privacy_ledger/ledger.jsonl").exists()
+    assert not list(project.glob("data/06_models/**/model.safetensors"))
+    assert mlflow_runs(project) == []
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("train", threefold),
+        ("dpsgd.plan", halved_noise),
+        ("settings", lambda settings: dataclasses.replace(settings, seed=1)),
+        ("privacy_ledger", lambda folder: folder / "elsewhere"),
+    ],
+)
+def test_other_inputs_of_a_node_by_a_hook_are_refused(project, beside, name, change, first):
+    class Hook:
+        @hook_impl
+        def before_node_run(self, node, inputs) -> dict[str, Any] | None:
+            return {name: change(inputs[name])} if node.name == "dpsgd.train_model" else None
+
+    beside(Hook(), first=first)
+    refused(project, f"dpsgd.train_model would not work on the '{name}'.*before_node_run")
+
+
+@pytest.mark.parametrize("name", ["records", "train"])
+def test_other_outputs_of_a_node_by_a_hook_are_refused(project, beside, name):
+    class Hook:
+        @hook_impl
+        def after_node_run(self, outputs) -> None:
+            if name in outputs:
+                outputs[name] = threefold(outputs[name])
+
+    beside(Hook())
+    refused(project, f"'{name}' that this run tells of: these records are not those")
+
+
+class Threefold(MemoryDataset):
+    """Loads more records than were saved."""
+
+    def load(self):
+        return threefold(super().load())
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "words"),
+    [
+        ("train", lambda catalog: Threefold(copy_mode="assign"), "these records are not those"),
+        ("privacy_ledger", lambda catalog: MemoryDataset(Path("elsewhere")), "not the folder that the catalog's"),
+        ("dpsgd.model", lambda catalog: MemoryDataset(), "its file was replaced by memory"),
+        (
+            "settings",
+            lambda catalog: MemoryDataset(dataclasses.replace(catalog.load("settings"), seed=1), copy_mode="assign"),
+            "not what was validated",
+        ),
+    ],
+)
+def test_another_dataset_put_into_the_catalog_by_a_hook_is_refused(project, beside, name, dataset, words):
+    class Hook:
+        @hook_impl
+        def before_pipeline_run(self, catalog) -> None:
+            catalog[name] = dataset(catalog)
+
+    beside(Hook())
+    refused(project, f"'{name}' that this run tells of: .*{words}")
+
+
+def test_a_node_of_ones_own_between_ours_that_changes_records_is_refused(project, monkeypatch):
+    def with_own(ours=pipeline_registry.register_pipelines):
+        found = ours()
+        found["mine"] = (
+            found["dpsgd"].filter(node_namespaces=["dpsgd"])
+            + pipeline(ingestion.create_pipeline(), outputs={"train": "drawn"})
+            + pipeline([node(threefold, "drawn", "train", name="oversample")])
+        )
+        return found
+
+    monkeypatch.setattr(pipeline_registry, "register_pipelines", with_own)
+    refused(project, "'train' that this run tells of: these records are not those", "mine")
+
+
+def of_training(context) -> None:
+    context.params["training"]["epochs"] = 1
+
+
+def of_command_line(context) -> None:
+    context.config_loader.runtime_params = {"training": {"epochs": 1}}
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("change", [of_training, of_command_line])
+def test_settings_that_a_hook_changes_are_refused_as_the_run_would_not_follow_them(project, beside, change, first):
+    class Hook:
+        @hook_impl
+        def after_context_created(self, context) -> None:
+            change(context)
+
+    beside(Hook(), first=first)
+    refused(project, "A hook has changed the settings after they were validated")
+
+
+def test_hooks_that_change_nothing_of_ours_may_do_as_they_like(project, beside):
+    seen = list[str]()
+
+    class Hook:
+        @hook_impl
+        def after_context_created(self, context) -> None:
+            context.params["mine"] = 1
+
+        @hook_impl
+        def after_catalog_created(self, catalog) -> None:
+            catalog["train"] = MemoryDataset(copy_mode="assign")
+
+        @hook_impl
+        def before_node_run(self, node, inputs) -> dict[str, Any]:
+            seen.append(node.name)
+            return dict(inputs)
+
+    beside(Hook())
+    kedro_run(project, "dpsgd", **QUICK)
+    assert "dpsgd.train_model" in seen
+    assert (report_folder(project, "dpsgd") / "report.html").is_file()
+
+
+def test_records_that_an_entry_of_ones_own_copies_are_the_same(project):
+    (project / "conf/local").mkdir(exist_ok=True)
+    (project / "conf/local/catalog.yml").write_text("train: {type: MemoryDataset, copy_mode: deepcopy}\n")
+    kedro_run(project, "dpsgd", **QUICK)
+    assert (report_folder(project, "dpsgd") / "report.html").is_file()
