@@ -146,19 +146,25 @@ def test_documents_that_are_written_later_tell_the_total_of_the_runs_own_unit(tm
 
 
 def test_no_total_is_told_by_a_ledger_that_cannot_hold_the_run(tmp_path: Path, caplog: Any) -> None:
-    """Of a run that was copied from elsewhere, or lost: it told a total below the ε beside it."""
+    """Of a run that was copied from elsewhere, or lost: it told a total below the ε beside it, or that it has all."""
     settings = resolve({"dataset": "digits", "model": {"name": "logistic"}, "privacy": {"noise_multiplier": 1.5}})
     told = []
-    for number, noise in enumerate((20.0, 1.0)):
-        events = (Event(1.0, noise),)
-        entry = Entry(str(number), "training", "dpsgd", "split", "train", "record", secure=True, events=events)
-        ledger_of(tmp_path, settings).charge([entry], delta=1e-5)
+    for number, noise in enumerate((None, 20.0, 1.0)):
+        if noise is not None:
+            events = (Event(1.0, noise),)
+            entry = Entry(str(number), "training", "dpsgd", "split", "train", "record", secure=True, events=events)
+            ledger_of(tmp_path, settings).charge([entry], delta=1e-5)
         model = Weights(network().state_dict(), card(source="digits", source_options={}))
         found = write_asked_release(model, statement(), metrics(), {}, {}, tmp_path, settings)
         told.append(json.loads(found["registry.json"])["topics"]["Tier 3: details"]["together"])
-    assert "value" not in told[0]
-    assert "has lost this run" in caplog.text
-    assert told[1]["value"]["epsilon"] >= statement()["epsilon"]
+        lists = b"lists every training" in found["privacy.md"] or b"ledger counted" in found["privacy.md"]
+        assert lists is (number == 2)
+    for without in told[:2]:
+        assert "value" not in without
+        assert without["status"] == "open"
+        assert "does not list this run" in without["answer"]
+    assert caplog.text.count("has lost this run") == 2
+    assert told[2]["value"]["epsilon"] >= statement()["epsilon"]
 
 
 @pytest.mark.parametrize("unit", ["record", "image", "review"])

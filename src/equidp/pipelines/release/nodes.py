@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from equidp.accounting.dataset_ledger import Spent, spent
+from equidp.accounting.dataset_ledger import NAMES, Spent, spent
 from equidp.errors import EquidpError
 from equidp.models.weights import Weights
 from equidp.parameters import Settings
@@ -39,8 +39,8 @@ def write_asked_release(
 ) -> dict[str, bytes]:
     """The files that may go out, by name, whichever mode the run was made in.
 
-    They tell what the data set's ledger counts by now, this run included: of one that was copied from elsewhere it may
-    have nothing, and of trials under a law no number is told.
+    They tell what the data set's ledger counts by now, this run included. Of one that was copied from elsewhere it may
+    have nothing, and they say so; of trials under a law no number is told.
     """
     if not privacy:
         raise EquidpError("This run has no privacy.json, so its training did not finish: train first.")
@@ -48,11 +48,12 @@ def write_asked_release(
     # the run's own, which a later command may have left out: the total of another unit would pass for this one's
     unit = unit_in_ledger(privacy.get("unit") or "record", card.get("source", ""), card.get("source_options") or {})
     counted = spent(entries, privacy["delta"], unit)
-    if counted is not None and _without(counted, privacy):
+    listed = any(entry.what != NAMES for entry in entries) and not (counted and _without(counted, privacy))
+    if not listed:
         logger.warning(
-            "The ledger of this data set has lost this run, or it is another project's: its total, ε = %.4g, is below "
-            "this run's own, and the documents tell none. Write them where the run was made, or put a copy back.",
-            counted.epsilon,
+            "The ledger of this data set has lost this run, or it is another project's%s: the documents say so, and "
+            "tell no total. Write them where the run was made, or put a copy back.",
+            f", as its total, ε = {counted.epsilon:.4g}, is below this run's own" if counted else "",
         )
         counted = None
     facts = released_facts(
@@ -64,6 +65,7 @@ def write_asked_release(
         released_metrics=metrics_release,
         audit=audit,
         counted=counted,
+        listed=listed,
     )
     return release_files(facts, model.tensors)
 

@@ -126,6 +126,7 @@ class Facts:
         compared: groupings by which the costs of privacy were measured; empty where there is no baseline.
         counted: what the data set's ledger counts for the unit when the documents are written, or None where it has no
             entry or may tell none: numbers alone, as names of runs and of other data sets are the curator's.
+        listed: whether that ledger may have this run; it has not where it is another project's, or was lost.
         curator: what the user states in the settings.
         software: versions of what trained the model and computed ε.
         warning: why nothing of this is for publication, or None.
@@ -144,6 +145,7 @@ class Facts:
     across: str
     compared: tuple[str, ...]
     counted: Spent | None
+    listed: bool
     curator: Mapping[str, str]
     software: Mapping[str, str]
     warning: str | None
@@ -179,6 +181,7 @@ def released_facts(
     released_metrics: Mapping[str, Any] | None = None,
     audit: Mapping[str, Any] | None = None,
     counted: Spent | None = None,
+    listed: bool = True,
 ) -> Facts:
     """The facts that may go out.
 
@@ -190,6 +193,7 @@ def released_facts(
         released_metrics: `metrics_release.json`, where the run has one.
         audit: `audit.json`, where there is one; used if it is of this training.
         counted: what the data set's ledger counts, where it was read.
+        listed: whether it may have this run.
 
     Raises:
         EquidpError: for a model without differential privacy, for files of two runs, or where figures were asked for
@@ -244,6 +248,7 @@ def released_facts(
         if metrics and metrics.get("cost_of_privacy") and not privacy.get("tuning")
         else (),
         counted=counted,
+        listed=listed,
         curator=settings.statements(),
         software=_only(card.get("software") or {"equidp": UNTOLD}, (*SOFTWARE, *others)),
         warning=_warning(statement, found),

@@ -108,7 +108,7 @@ def _details(facts: Facts) -> list[Line]:
         unprotected(facts),
         accounting(facts),
         trials(facts),
-        Line("together", "All runs on these records", together(facts), together_value(facts)),
+        Line("together", "All runs on these records", together(facts), together_value(facts), open=not facts.listed),
         Line(
             "post_processing",
             "Post-processing",
@@ -238,6 +238,11 @@ def trials(facts: Facts) -> Line:
 def together(facts: Facts) -> str:
     """What the data set's ledger counts by now: the number of its runs and their total ε, and no names."""
     counted, unit = facts.counted, unit_noun(facts.privacy["unit"])
+    if not facts.listed:
+        return (
+            "The ledger that was read for this document does not list this run: it tells neither the number of the "
+            "runs on these records nor their total ε. The curator has to count them."
+        )
     if counted is None:
         return "The curator's ledger lists every training on these records; the pipeline `ledger` tells their total ε."
     text = f"When this was written the curator's ledger counted {_runs(counted.secure, 'secure ')} on these records"
