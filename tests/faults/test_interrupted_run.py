@@ -92,7 +92,15 @@ def test_ones_own_run_around_two_pipelines_stays_open(project: Path) -> None:
         kedro_run(project, "dpsgd", **QUICK)
         with mlflow.start_run(experiment_id="0", nested=True):
             kedro_run(project, "dpsgd", **QUICK)
-        assert MlflowClient().get_run(around.info.run_id).info.status == "RUNNING"
+        before = MlflowClient().get_run(around.info.run_id)
+        assert before.info.status == "RUNNING"
+        for other in ({"run_label": "second"}, {"resume": True}):  # MLflow has resume=false of the first
+            with pytest.raises(EquidpError, match=r"holds an earlier run of this project, and .* would be mixed"):
+                kedro_run(project, "dpsgd", **QUICK, **other)
+        after = MlflowClient().get_run(around.info.run_id)
+        assert after.info.status == "RUNNING"
+        assert after.info.run_name == before.info.run_name
+    assert not list(project.glob("data/06_models/**/second/model.safetensors"))
 
 
 def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path) -> None:

@@ -18,6 +18,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, BASELINE
+from equidp.errors import EquidpError
 from equidp.evaluation.noised import flat_released
 from equidp.hooks import runs, store
 from equidp.hooks.entries import (
@@ -50,6 +51,9 @@ EXACT = ("test/", "baseline/", "cost_of_privacy/")
 
 NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report", "release", "tune")
 """Settings that the name of a run in MLflow tells in another place, or not at all."""
+
+COMMAND = "kedro_command"
+"""Tag of what a user would type to run this again."""
 
 LONGEST_NAME = 250
 """In the databases that MLflow can be given."""
@@ -95,15 +99,26 @@ class RunRecorder:
             return
         # a run that the store has made, but not yet confirmed, would be lost
         with interrupts.waiting(), self._refusing("Nothing was run."):
+            if special(pipeline) != AUDIT:  # its figures have names of their own
+                self._refuse_second()
             if mlflow.active_run() is None:
                 mlflow.start_run(experiment_id=self._experiment, run_name="+".join(names))
             self._describe(run_params, pipeline)
+
+    def _refuse_second(self) -> None:
+        """Refuse a user's active run that holds an earlier run: MLflow keeps that one's settings beside this model."""
+        active = mlflow.active_run()
+        if active is not None and COMMAND in MlflowClient().get_run(active.info.run_id).data.tags:
+            raise EquidpError(
+                "The active MLflow run holds an earlier run of this project, and settings, figures and models of both "
+                "would be mixed: end it, or start each in one of its own, as `with mlflow.start_run(nested=True)` does."
+            )
 
     def _describe(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         active = mlflow.active_run()
         assert active is not None
         mlflow.set_tags({name: value for name, value in run_params.items() if value})
-        mlflow.set_tag("kedro_command", self._command(run_params))
+        mlflow.set_tag(COMMAND, self._command(run_params))
         if owner := special(pipeline):
             self._describe_special(owner, active)
         elif algorithms := algorithms_in(pipeline):
