@@ -129,6 +129,19 @@ def test_a_node_of_ones_own_between_ours_that_changes_records_is_refused(project
     refused(project, "'train' that this run tells of: these records are not those", "mine")
 
 
+def test_a_pipeline_of_ours_in_a_namespace_of_ones_own_is_refused(project, monkeypatch):
+    """It left an earlier run's figures beside its model, and was in no MLflow run."""
+
+    def with_own(ours=pipeline_registry.register_pipelines):
+        found = ours()
+        shared = {name for name in found["dpsgd"].inputs() if not name.endswith(".workplace")}
+        found["within"] = pipeline(found["dpsgd"], namespace="outer", inputs=shared)
+        return found
+
+    monkeypatch.setattr(pipeline_registry, "register_pipelines", with_own)
+    refused(project, "is in the namespace 'outer'.*run_label", "within")
+
+
 def of_training(context) -> None:
     context.params["training"]["epochs"] = 1
 

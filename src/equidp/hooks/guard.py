@@ -36,7 +36,7 @@ from equidp.hooks.entries import (
     refuse_shared,
     written_to,
 )
-from equidp.hooks.handed import Handed, is_ours
+from equidp.hooks.handed import Handed, is_ours, refuse_namespace
 from equidp.hooks.turn import Turn
 from equidp.parameters import TUNED, Settings
 from equidp.system import collection, interrupts
@@ -165,6 +165,7 @@ class GuardHook:
     def _prepare(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
         settings: Settings = catalog.load("settings")
+        refuse_namespace(pipeline.nodes)
         if kind := special(pipeline):
             _refuse_other(settings, kind)
         names = [*algorithms_in(pipeline), *([settings.audited] if kind else [])]

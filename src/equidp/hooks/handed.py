@@ -26,6 +26,21 @@ def is_ours(node: Node) -> bool:
     return str(getattr(node.func, "__module__", "")).startswith("equidp.")  # a method of str, say, has none
 
 
+def refuse_namespace(nodes: Iterable[Node]) -> None:
+    """Refuse our pipelines in a namespace of the user's own: hooks know a model by its algorithm's name alone.
+
+    Such a run was not tracked, kept no other run from its files, and left an earlier run's figures beside its model.
+    """
+    for node in nodes:
+        if is_ours(node) and "." in (node.namespace or ""):
+            outer = str(node.namespace).rpartition(".")[0]
+            raise EquidpError(
+                f"The node {node.name} is in the namespace {outer!r}, in which equidp does not know its results: they "
+                "would not be tracked, nor kept from another run. Take its pipeline without a namespace; run_label=… "
+                "keeps the results of several runs."
+            )
+
+
 class Handed:
     """What the nodes of one run make and take.
 
