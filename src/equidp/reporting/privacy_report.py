@@ -326,6 +326,7 @@ def _released(privacy: Mapping) -> Section:
 
 def _outside(privacy: Mapping) -> Section:
     tuned, secure = privacy.get("tuning"), privacy.get("secure")
+    part = (privacy.get("evaluation") or {}).get("part", "test")
     diagnostics = [str(d) for d in privacy.get("diagnostics_published", ())]
     logged = f"Exact figures were logged: {', '.join(diagnostics)}. Keep them inside."
     if tuned:
@@ -340,7 +341,7 @@ def _outside(privacy: Mapping) -> Section:
             "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are exact "
             "functions of the training data."
         )
-        tested = "Accuracies, errors, losses and group sizes of the test part are exact, and not protected"
+        tested = f"Accuracies, errors, losses and group sizes of the {part} part are exact, and not protected"
         tested += "; those of metrics_release.json have noise." if privacy.get("evaluation") else "."
         choice = (
             "Each training with other settings on the same data spends its own ε; choosing the best by the reused test "
@@ -354,7 +355,7 @@ def _outside(privacy: Mapping) -> Section:
     rows = (
         ("Diagnostics on training records", logged if diagnostics else "This run logged none."),
         ("The non-private baseline", baseline),
-        ("The test records", tested),
+        (f"The {part} records", tested),
         (
             "Sizes of groups",
             "The numbers of training records of each group, where a page or groups.csv shows them, are exact too, and "

@@ -87,7 +87,7 @@ def _of_both_parts(privacy: Mapping, entry: Mapping) -> str:
         f"Each {unit} of the training part is protected by ε = {epsilon_text(privacy['epsilon'])}, whatever is "
         f"computed from the model, these figures too. Each {unit} of the {part} part is protected by "
         f"ε = {epsilon_text(entry['epsilon'])}. No {unit} is in both, so the two do not add up. Where "
-        "a record is replaced by another, the two may be in different parts: then both ε count, and they add up."
+        f"one {unit} is replaced by another, the two may be in different parts: then both ε count, and they add up."
     )
 
 
