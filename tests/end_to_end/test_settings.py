@@ -345,8 +345,9 @@ def test_a_run_with_a_bad_setting_leaves_nothing(project):
         (
             "dpsgd_f",
             {"privacy.epsilon": 0.5, "dpsgd_f.options.count_noise_multiplier": 1.0},
-            r"privacy.epsilon=0.5 cannot be reached: the side releases .* cost ε = ",
+            r"dpsgd_f: privacy.epsilon=0.5 cannot be reached: the side releases .* cost ε = ",
         ),
+        ("asc", {"privacy.epsilon": 0.05}, r"^asc: privacy.epsilon=0.05 cannot be reached: what is released besides"),
         (
             "dpsgd",
             {**QUICK, "privacy.secure": True, "privacy.delta": 0.001},

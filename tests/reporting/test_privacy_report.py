@@ -343,6 +343,23 @@ def test_a_unit_called_as_several_lines_ends_none():
     assert not set(text) & set("\r\u2028\x1b")
 
 
+def test_a_papers_figure_beside_several_trials_is_told_to_be_of_one():
+    low = honest(epsilon_published={"value": 0.1, "formula": "classic", "guarantee": True})
+    of_one = "which is of one training, and not of all that were declared. Do not quote it"
+    assert of_one not in privacy_report(low)
+    assert of_one in privacy_report(low | {"trials": {"max": 10}})
+
+
+def test_figures_of_validation_patients_are_told_of_these_and_not_of_test_records():
+    released = {"unit": "patient", "part": "validation", "trials": {"max": 1}, "tables": ["sex"], "sensitivity": 1.0}
+    released |= {"epsilon": 0.71, "delta": 1e-6, "adjacency": "add or remove one patient with all its records"}
+    text = privacy_report(honest(unit="patient", evaluation=released | {"mechanism": Event(1.0, 5.0).to_dict()}))
+    assert "| The validation records | Accuracies, errors, losses and group sizes of the validation part are" in text
+    assert "of the test part" not in text
+    assert "Where one patient is replaced by another, the two may be in different parts" in text
+    assert "a record is replaced" not in text
+
+
 def test_records_of_three_parts_are_told_what_each_is_promised():
     released = {"unit": "record", "part": "test", "trials": {"max": 1}, "tables": ["sex"], "sensitivity": 1.0}
     released |= {"epsilon": 0.71, "delta": 1e-6, "adjacency": "add or remove one record"}

@@ -125,6 +125,15 @@ def files(release: ReleaseSettings | None = None, **given: Any) -> dict[str, byt
     return release_files(facts, model.state_dict())
 
 
+def test_a_model_that_took_fewer_steps_than_planned_says_so() -> None:
+    """A budget that an interrupted run had spent: the card of a model of no step at all named all of its plan's."""
+    planned = statement()["steps"]
+    few, all_of_them = files(privacy=statement(accepted_steps=0)), files()
+    for name in ("README.md", "registry.md"):
+        assert f"{planned} planned, of which the model took 0" in few[name].decode()
+        assert "planned, of which" not in all_of_them[name].decode()
+
+
 @pytest.mark.parametrize("word", ["person", "unit"])
 def test_documents_that_are_written_later_tell_the_total_of_the_runs_own_unit(tmp_path: Path, word: str) -> None:
     """The command may leave `privacy.unit` out: of the record's total they said that it was what a person pays."""

@@ -268,7 +268,9 @@ def understated(privacy: Mapping) -> str | None:
     value, ours = published.get("value"), privacy.get("epsilon")
     if value is None or ours is None or (published.get("guarantee", True) and value >= 0.999 * ours):
         return None
-    fault = "which understates" if value < ours else "by a rule that is no guarantee"
+    several = privacy.get("trials", {"max": 1}) != {"max": 1}
+    low = "which is of one training, and not of all that were declared" if several else "which understates"
+    fault = low if value < ours else "by a rule that is no guarantee"
     return (
         f"{privacy['algorithm']}: {published_words(privacy).formula} gives ε = {epsilon_text(value)}, {fault}. Do not "
         f"quote it: what is guaranteed is ε = {epsilon_text(ours)}."
@@ -326,6 +328,7 @@ def _released(privacy: Mapping) -> Section:
 
 def _outside(privacy: Mapping) -> Section:
     tuned, secure = privacy.get("tuning"), privacy.get("secure")
+    part = (privacy.get("evaluation") or {}).get("part", "test")
     diagnostics = [str(d) for d in privacy.get("diagnostics_published", ())]
     logged = f"Exact figures were logged: {', '.join(diagnostics)}. Keep them inside."
     if tuned:
@@ -340,7 +343,7 @@ def _outside(privacy: Mapping) -> Section:
             "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are exact "
             "functions of the training data."
         )
-        tested = "Accuracies, errors, losses and group sizes of the test part are exact, and not protected"
+        tested = f"Accuracies, errors, losses and group sizes of the {part} part are exact, and not protected"
         tested += "; those of metrics_release.json have noise." if privacy.get("evaluation") else "."
         choice = (
             "Each training with other settings on the same data spends its own ε; choosing the best by the reused test "
@@ -354,7 +357,7 @@ def _outside(privacy: Mapping) -> Section:
     rows = (
         ("Diagnostics on training records", logged if diagnostics else "This run logged none."),
         ("The non-private baseline", baseline),
-        ("The test records", tested),
+        (f"The {part} records", tested),
         (
             "Sizes of groups",
             "The numbers of training records of each group, where a page or groups.csv shows them, are exact too, and "

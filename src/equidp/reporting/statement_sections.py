@@ -34,6 +34,15 @@ def delta_text(value: float, digits: int = 6) -> str:
     return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):.{digits}g}"
 
 
+def steps_text(privacy: Mapping) -> str:
+    """Planned steps, and how many the model took where a budget ended them or some were refused.
+
+    Both numbers are in privacy.json, which goes out too.
+    """
+    planned, taken = privacy["steps"], privacy.get("accepted_steps", privacy["steps"])
+    return f"{planned:,}" if taken >= planned else f"{planned:,} planned, of which the model took {taken:,}"
+
+
 def released_figures(privacy: Mapping) -> Section | None:
     """What the figures that were released with noise cost the records that they are of; None where there are none."""
     entry = privacy.get("evaluation")
@@ -78,7 +87,7 @@ def _of_both_parts(privacy: Mapping, entry: Mapping) -> str:
         f"Each {unit} of the training part is protected by ε = {epsilon_text(privacy['epsilon'])}, whatever is "
         f"computed from the model, these figures too. Each {unit} of the {part} part is protected by "
         f"ε = {epsilon_text(entry['epsilon'])}. No {unit} is in both, so the two do not add up. Where "
-        "a record is replaced by another, the two may be in different parts: then both ε count, and they add up."
+        f"one {unit} is replaced by another, the two may be in different parts: then both ε count, and they add up."
     )
 
 

@@ -74,7 +74,13 @@ def plan_run(
     refuse_broken_promises(algorithm, adapted)
     if not algorithm.private or privacy.epsilon is None:
         return adapted
-    solved = algorithm.calibrated(plan, privacy.epsilon, published=privacy.epsilon_as == "published")
+    try:
+        solved = algorithm.calibrated(plan, privacy.epsilon, published=privacy.epsilon_as == "published")
+    except EquidpError as error:
+        if error.message.startswith(f"{algorithm.name}:"):
+            raise
+        # a command may train several, and "this algorithm" could be any of them
+        raise EquidpError(f"{algorithm.name}: {error.message}") from error
     refuse_broken_promises(algorithm, solved)  # at its noise
     return solved
 

@@ -14,7 +14,7 @@ from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.rendering import asset
-from equidp.reporting.statement_sections import delta_text, epsilon_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text, steps_text
 from equidp.reporting.titles import METRIC_TITLES
 from equidp.tasks import CLASSIFICATION
 
@@ -79,7 +79,7 @@ def header(facts: Facts) -> dict[str, Any]:
 def _settings(facts: Facts) -> list[tuple[str, str]]:
     privacy, settings = facts.privacy, facts.training
     rows = [("setting", "value"), ("algorithm", facts.algorithm), ("sampling", privacy["sampling"])]
-    rows += [("steps", f"{privacy['steps']:,}"), ("epochs", str(privacy["epochs"]))]
+    rows += [("steps", steps_text(privacy)), ("epochs", str(privacy["epochs"]))]
     rows += [("expected batch size", f"{privacy['expected_batch_size']:,}")]
     rows += [("noise multiplier of the gradients' sum", f"{privacy['noise_multiplier']:.6g}")]
     known = {"epochs", "batch_size", "options"}
