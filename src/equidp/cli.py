@@ -103,8 +103,12 @@ cli.add_command(run)
 @click.option(
     "--gpus-per-cell", type=click.IntRange(min=0), help="GPUs that each cell holds; by default one where there are any."
 )
-@click.option("--dashboard", type=PORT, default=8787, show_default=True, help="Port of the local dashboard; 0: any free one.")
-@click.option("--retries", type=click.IntRange(min=0), default=1, show_default=True, help="How often a failed cell is retried.")
+@click.option(
+    "--dashboard", type=PORT, default=8787, show_default=True, help="Port of the local dashboard; 0: any free one."
+)
+@click.option(
+    "--retries", type=click.IntRange(min=0), default=1, show_default=True, help="How often a failed cell is retried."
+)
 @IN_ENVIRONMENT
 @click.option("--dry-run", is_flag=True, help="Say what would run, and stop.")
 @click.option("--list", "listing", is_flag=True, help="Show the named sweeps of conf/base/sweeps.yml, and stop.")

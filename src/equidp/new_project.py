@@ -41,7 +41,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 @click.group()
 @click.version_option(__version__)
 def main() -> None:
-    """Differentially private training on imbalanced data. `equidp new` makes a project; in it, the command is `kedro`."""
+    """Differentially private training on imbalanced data. Make a project here; in it, the command is `kedro`."""
 
 
 @main.command()
