@@ -45,8 +45,8 @@ UNSEEN = "The test records have no guarantee. This run made no figures of them."
 
 DECIDING = (
     "The test records are not protected at all, and not only where figures of them are shown: their exact losses "
-    "decided which steps were taken, so that the model itself tells of them. Figures of them are those of a choice by "
-    "them, and no claim about other records."
+    "decided which steps were taken, so that the model itself reveals something of them. Figures of them follow from "
+    "a choice by them, and say nothing about other records."
 )
 
 
