@@ -54,7 +54,7 @@ coverage: $(STAMP)       ## coverage of the quick tests, with the floor that was
 track: $(STAMP)          ## the speed of this commit, added to benchmarks/over_commits.jsonl and drawn
 	$(BIN)/python benchmarks/over_commits.py $(ARGS)
 
-gpu: $(STAMP)            ## whether a GPU trains rightly, and how fast: ten minutes
+gpu: $(STAMP)            ## whether a GPU trains rightly, and how fast
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 $(STAMP): pyproject.toml constraints.txt

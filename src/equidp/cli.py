@@ -92,8 +92,8 @@ cli.add_command(run)
 
 @cli.command(cls=Repeatable)
 @click.argument("name", required=False)
-@click.option("--algorithms", help="Names, separated by commas: dpsgd,dpsgd_f. If the sweep has parts, some of theirs.")
-@click.option("--datasets", help="As above; by default the project's dataset.")
+@click.option("--algorithms", help="Names, separated by commas: dpsgd,dpsgd_f. Of a sweep of parts: which to run.")
+@click.option("--datasets", help="Likewise; by default the project's dataset.")
 @click.option("--epsilons", help="Target ε's, separated by commas; by default each dataset's preset decides.")
 @click.option("--seeds", help="How many seeds (5 means 0 to 4), or which: 3,7.")
 @click.option("--reference", help="The algorithm to compare the others with, by seed; by default dpsgd.")
@@ -103,8 +103,12 @@ cli.add_command(run)
 @click.option(
     "--gpus-per-cell", type=click.IntRange(min=0), help="GPUs that each cell holds; by default one where there are any."
 )
-@click.option("--dashboard", type=PORT, default=8787, show_default=True, help="Port of the local dashboard; 0: any.")
-@click.option("--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Of a failed cell.")
+@click.option(
+    "--dashboard", type=PORT, default=8787, show_default=True, help="Port of the local dashboard; 0: any free one."
+)
+@click.option(
+    "--retries", type=click.IntRange(min=0), default=1, show_default=True, help="How often a failed cell is retried."
+)
 @IN_ENVIRONMENT
 @click.option("--dry-run", is_flag=True, help="Say what would run, and stop.")
 @click.option("--list", "listing", is_flag=True, help="Show the named sweeps of conf/base/sweeps.yml, and stop.")
@@ -138,11 +142,11 @@ def ui(metadata: Any, env: str | None, host: str, port: int) -> None:
 
 @cli.command("new-dataset")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option("--catalog", default="", help="Entry of the Kedro catalog, in place of a file: a sheet of Excel, say.")
-@click.option("--sql", default="", help="Query of a file of SQLite.")
-@click.option("--name", default="", help="Of the dataset; by default the file's, or the entry's.")
+@click.option("--catalog", default="", help="Entry of the Kedro catalog instead of a file, such as an Excel sheet.")
+@click.option("--sql", default="", help="Query of an SQLite file.")
+@click.option("--name", default="", help="Name of the dataset; by default the file's, or the entry's.")
 @click.option("--label", multiple=True, help="Column of the label; by default the last one. May be repeated.")
-@click.option("--unit", default="", help="Column whose rows are one person's; by default each row is protected.")
+@click.option("--unit", default="", help="Column with each person's id; without it each row is protected by itself.")
 @IN_ENVIRONMENT
 @click.pass_obj
 def new_dataset(metadata: Any, **given: Any) -> None:

@@ -41,29 +41,29 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 @click.group()
 @click.version_option(__version__)
 def main() -> None:
-    """Differentially private training on imbalanced data. Make a project here; inside it, the command is `kedro`."""
+    """Differentially private training on imbalanced data. Make a project here; in it, the command is `kedro`."""
 
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def new(folder: Path) -> None:
-    """Make a project in a new FOLDER, whose name becomes the project's.
+    """Make a project in a new FOLDER. The folder's name is the project's.
 
     \b
     equidp new my-study && cd my-study && kedro run --pipeline=dpsgd_f
     """
     create(folder)
     entered = shlex.quote(str(folder))
-    click.echo(f"{folder} is made. Now: cd {entered} && kedro run --pipeline=dpsgd_f, then read {folder}/README.md.")
+    click.echo(f"{folder} is made. Now: cd {entered} && kedro run --pipeline=dpsgd_f. Then read {folder}/README.md.")
 
 
 @main.command()
 @click.argument("name")
 def check(name: str) -> None:
-    """Hold an algorithm of an installed package to the contract that equidp's own fulfil.
+    """Test an algorithm of an installed package by the contract of equidp's own.
 
-    NAME is the algorithm's, or that of a part for `custom`. Sensitivity, noise, sampling, ledger and resumption are
-    tried on tiny data, and runs with and without one unit. What fails is shown.
+    NAME is an algorithm, or a part for `custom`. The tests try sensitivity, noise, sampling, ledger and resumption on
+    tiny data, and compare runs with and without one unit. What fails is shown.
     """
     from equidp.algorithms import ALGORITHMS
     from equidp.algorithms.custom import PARTS, around

@@ -95,7 +95,7 @@ class Registry(UserDict[str, T]):
             found = pkgutil.resolve_name(added[0].place)
         except Exception as error:  # whatever that package's code does
             raise EquidpError(
-                f"{where} cannot be imported ({first_line(error)}): mend it, or uninstall that package."
+                f"{where} cannot be imported ({first_line(error)}): correct it, or uninstall that package."
             ) from error
         kind = pkgutil.resolve_name(self._kind)
         if not (isinstance(found, type) and issubclass(found, kind)):

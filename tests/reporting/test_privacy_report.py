@@ -261,6 +261,8 @@ def test_what_a_run_did_not_do_is_said_of_the_run_and_not_of_all_runs():
     """An earlier one in research mode may have measured the same test records, and trained a baseline."""
     tuned = privacy_report(honest(tuning={"score": "accuracy", "grid": {"training.epochs": ["1"]}, "validation": None}))
     assert "This run made no exact figures of them." in tuned
+    assert "The test records have no guarantee. This run made no figures of them." in tuned
+    assert "figures of them are exact" not in tuned  # there are none
     assert "| The non-private baseline | This run trained none." in tuned
     assert "Its model, its figures" in privacy_report(honest())
     assert "This run logged none." in privacy_report(honest())

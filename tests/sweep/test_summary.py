@@ -137,7 +137,7 @@ def test_a_page_says_in_how_many_seeds_a_model_diverged_or_its_baseline_guessed(
 
     assert "In 1 of the 3 seeds of dpsgd the model diverged: there every prediction counts as wrong." in page
     assert "In 1 of the 3 seeds of dpsgd the non-private baseline has learnt nothing: cost of privacy" in page
-    assert "no cost is told" not in page  # that of two seeds is
+    assert "no cost is stated" not in page  # that of two seeds is
 
 
 def test_a_page_of_an_unfinished_sweep_says_what_it_lacks(cells, tmp_path):

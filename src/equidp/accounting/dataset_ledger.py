@@ -195,8 +195,8 @@ class DatasetLedger:
             raise EquidpError(
                 f"privacy.total_epsilon={limit:g}: {self.path} has spent ε = {spent:.4g} at δ = {delta:g}, and with "
                 f"this run it would be {then:.4g}. {more[0].algorithm} was not trained; ask for a smaller "
-                "privacy.epsilon, or do without this run. What the same command has trained before it is finished by a "
-                "pipeline of its own, with resume=true."
+                "privacy.epsilon, or leave this run out. If this command has trained other algorithms, finish each of "
+                "them by a pipeline of its own, with resume=true."
             )
 
     def _append(self, entries: Iterable[Entry]) -> None:

@@ -349,7 +349,7 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
     guesses = {name: said for name, baseline in baselines.items() if (said := task.guessing(baseline))}
     guesses = {name: said for name, said in guesses.items() if not documents[name].get("guessed")}  # told by its seeds
     for said in _together(guesses):
-        yield f"The non-private baseline of {said} Beside it privacy would seem to be free: no cost is told."
+        yield f"The non-private baseline of {said} Beside it privacy would seem to be free: no cost is stated."
     learnt = [name for name, document in documents.items() if name not in guesses and not task.guessing(document)]
     yield from _together({name: said for name in learnt if (said := task.outdone(documents[name]))})
     if far := {name: said for name, of in baselines.items() if name not in guesses and (said := task.overshot(of))}:

@@ -41,10 +41,12 @@ INSIDE = (
 
 UNPROTECTED = "The test records are not protected at all: figures of them are exact."
 
+UNSEEN = "The test records have no guarantee. This run made no figures of them."
+
 DECIDING = (
     "The test records are not protected at all, and not only where figures of them are shown: their exact losses "
-    "decided which steps were taken, so that the model itself tells of them. Figures of them are those of a choice by "
-    "them, and no claim about other records."
+    "decided which steps were taken, so that the model itself reveals something of them. Figures of them follow from "
+    "a choice by them, and say nothing about other records."
 )
 
 
@@ -121,10 +123,19 @@ def _protected(privacy: Mapping) -> Section:
             f"Batches: {privacy['sampling']}.",
             *_replacing(privacy),
             f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster.",
-            *(() if privacy.get("evaluation") else (DECIDING if privacy.get("test_records_decide") else UNPROTECTED,)),
+            *_test_records(privacy),
             *([f"{public:,} records were used as public data: they have no protection either."] if public else []),
         ),
     )
+
+
+def _test_records(privacy: Mapping) -> list[str]:
+    """What holds for records of the test part; nothing where an entry of their own says it."""
+    if privacy.get("evaluation"):
+        return []
+    if privacy.get("test_records_decide"):
+        return [DECIDING]
+    return [UNSEEN if privacy.get("tuning") else UNPROTECTED]
 
 
 def _replacing(privacy: Mapping) -> list[str]:
@@ -175,9 +186,9 @@ def _figures(privacy: Mapping) -> Section:
     return Section(
         "The figures for ε, and why they differ",
         (
-            "RDP and PLD are two sound upper bounds on one and the same mechanism; PLD keeps more detail and is "
-            f"typically 8 to 12 % lower than RDP. {words.whose}; it may use a looser conversion, or leave out releases "
-            "or steps that cost privacy, and it is not a guarantee.",
+            "RDP and PLD are two sound upper bounds on the ε of the same run; PLD keeps more detail and is mostly the "
+            f"smaller one. {words.whose}; it may use a looser conversion, or leave out releases or steps that cost "
+            "privacy, and it is not a guarantee.",
             _published_verdict(privacy),
         ),
         ("figure", "value", "how"),
@@ -335,7 +346,7 @@ def _outside(privacy: Mapping) -> Section:
         baseline = "This run trained none. Whatever another run made of one is an exact function of the training data."
         tested = "This run made no exact figures of them. Those of other runs are not protected."
         choice = (
-            "The choice among the declared grid is covered, as told below. What was learnt from these records to "
+            "The choice among the declared grid is covered, as said below. What was learnt from these records to "
             "declare it is not."
         )
     else:
@@ -390,13 +401,13 @@ def _curve(privacy: Mapping) -> Section | None:
     lines = [
         "An attacker who accuses more records wrongly recognises more of those that were used. The curve says how many "
         f"at most, for any attack: it follows from {source}, and says more than a single ε. privacy.json has it as "
-        "trade_off: rates of false alarms beside the smallest possible rates of misses, and every figure is rounded "
-        "in the attacker's favour."
+        "trade_off: rates of false alarms beside the smallest possible rates of misses. Every figure is rounded in "
+        "the attacker's favour."
     ]
     if curve["mu"] is not None:
         lines.append(
-            f"It lies above that of one Gaussian release with μ = {curve['mu']:.3f} (μ-GDP), for rates of at least "
-            f"{curve['mu_from']:g}: below δ nothing is guaranteed."
+            f"At rates of at least {curve['mu_from']:g} no attacker does better than one who sees a single Gaussian "
+            f"release with μ = {curve['mu']:.3f} (μ-GDP). Below that rate, which is δ, nothing is guaranteed."
         )
     rates = list(zip(curve["false_alarms"], curve["misses"], strict=True))
     rows = [(FALSE_ALARMS, 1 - curve["recognised_at_1_percent"])]

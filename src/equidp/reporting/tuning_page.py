@@ -18,7 +18,7 @@ EXACT = (
 )
 
 INSIDE = (
-    "This page stays inside: its digests of raw files are exact, and so is what it tells of trials, if it does. What "
+    "This page stays inside: its digests of raw files are exact, and so are figures of trials, if it has any. What "
     "may go out is in the folder release/."
 )
 

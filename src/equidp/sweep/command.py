@@ -123,8 +123,8 @@ def refuse_undeclared(cells: Sequence[Cell]) -> None:
         count = trained[cell.dataset, cell.seed, cell.algorithm, digest(privacy)]
         if privacy.get("trials_law") and count > 1:
             raise EquidpError(
-                f"privacy.trials_law={privacy['trials_law']}: a sweep goes through its cells in order, and tells of "
-                "all; the ε of a law is of trials drawn at random, of which one is told. Take kedro run "
+                f"privacy.trials_law={privacy['trials_law']}: a sweep goes through its cells in order and shows "
+                "all; the ε of a law holds for trials drawn at random, of which one is shown. Take kedro run "
                 "--pipeline=tune, or privacy.max_trials."
             )
         if count > (declared := privacy.get("trials", count)):

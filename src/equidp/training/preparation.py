@@ -254,7 +254,7 @@ def warn_of_unmoved(trainer: Trainer, start: Tensor) -> None:
     if 0 < len(unmoved) < len(engine.parameters):
         logger.warning(
             "%s: after the first epoch %d of %d trained parameters have not moved: %s. Their gradients may not reach "
-            "the optimiser, or they may need none: freeze them, or mend the model.",
+            "the optimiser, or they may need none: freeze them, or correct the model.",
             trainer.algorithm.name,
             len(unmoved),
             len(engine.parameters),

@@ -102,7 +102,7 @@ def _refuse_broken_rule(algorithm: Algorithm, rule: WeightRule, first: Public, *
     name = f"the weight rule {type(rule).__name__}"
     broken, most = _broken_bound(rule, first)
     if broken:
-        raise EquidpError(f"{algorithm.name}: {name} {broken}. With it ε would not hold: mend it.")
+        raise EquidpError(f"{algorithm.name}: {name} {broken}. With it ε would not hold: correct it.")
     if tell:
         _tell_of_slack(algorithm, name, "`bound`", most)
 
@@ -147,7 +147,7 @@ def _refuse_broken_side(
     broken, most = _broken_joint(side, rule, first, plan, noise)
     if broken:
         raise EquidpError(
-            f"{algorithm.name}: {name} lets {broken}. With it ε would not hold: mend its `added`, `sensitivity` or "
+            f"{algorithm.name}: {name} lets {broken}. With it ε would not hold: correct its `added`, `sensitivity` or "
             f"`joint_noise`, or `bound` or `reach` of {type(rule).__name__}."
         )
     if tell:

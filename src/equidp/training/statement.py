@@ -197,7 +197,7 @@ def _trials(plan: Plan, membership: Membership | None) -> str:
     if membership is not None and (membership.how == "strata" or membership.key.startswith("seed=")):
         mend = "data.membership=hash and " if membership.how == "strata" else ""
         moved = (
-            " Trials of other seeds have other training and test records. Exact figures of these tell of records that "
+            " Trials of other seeds have other training and test records. Exact figures of these reveal records that "
             f"this trial protects: give all trials {mend}one data.key."
         )
     if trials.single:

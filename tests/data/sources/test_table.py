@@ -305,9 +305,11 @@ def test_encode_takes_rows_with_the_declared_names(tmp_path: Path) -> None:
 
 def test_the_example_in_the_docs_is_a_valid_declaration() -> None:
     page = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
-    example = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
-    data = example["presets"]["clinic"]["data"]
+    preset = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["presets"]["clinic"]
+    data = preset["data"]
     schema = source(data["source"], data["options"]).schema
+    assert preset["privacy"]["unit"] == data["options"]["unit"]
+    assert schema.unit_sizes  # N of patients follows from these: from `sizes`, of rows, it would not
     assert schema.classes == ("no", "yes")
     assert set(schema.groupings) == {"class", "sex", "age_band"}
     assert schema.shape == (3,)

@@ -198,7 +198,7 @@ def _units(records: Records) -> np.ndarray | None:
 def _tell_of_guessing(algorithm: str, said: str, task: Task) -> None:
     if algorithm == BASELINE:
         logger.warning(
-            "The non-private baseline %s. No cost of privacy is told beside it: give it more training.epochs, a "
+            "The non-private baseline %s. So no cost of privacy is stated: give it more training.epochs, a "
             "learning rate of its own, smaller or larger, by --params=sgd.options.learning_rate=…%s.",
             said,
             ", or training.class_weights where a class is rare" if task.schema.classes else "",

@@ -217,8 +217,8 @@ def _moving_test_part(train: Records, settings: Settings) -> str:
         return ""
     mend = "" if drawn.how == "hash" else "data.membership=hash and "
     return (
-        "trials of other seeds have other test records, and exact figures of these tell of records that this trial "
-        f"trains on and protects. Set {mend}one data.key for all trials."
+        "trials of other seeds have other test records, and exact figures of these reveal records that this "
+        f"trial trains on and protects. Set {mend}one data.key for all trials."
     )
 
 
