@@ -1,5 +1,5 @@
 # Two commands do all the set-up: `make run` and `make test`. Each creates .venv and installs what is missing.
-PYTHON ?= $(firstword $(foreach version,.11 .12 .13,$(shell command -v python3$(version) 2>/dev/null)) python3)
+PYTHON ?= $(firstword $(foreach version,.11 .12 .13 .14,$(shell command -v python3$(version) 2>/dev/null)) python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
