@@ -67,6 +67,11 @@ def test_a_worker_that_is_killed_while_it_starts_is_told_in_a_sentence(monkeypat
         Cluster(workers=1).connect().__enter__()
 
 
+@pytest.mark.xfail(
+    sys.version_info >= (3, 14),
+    reason="a broken connection of a worker is told of the scheduler too (github.com/python/cpython/issues/148594)",
+    strict=False,
+)
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")  # Dask's
 @pytest.mark.parametrize(("how", "fails"), [("given up", {2, 3}), ("forgotten", {2})])
 def test_a_worker_that_cannot_be_started_again_is_replaced(
