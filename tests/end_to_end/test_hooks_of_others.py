@@ -12,12 +12,11 @@ import torch
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import settings
 from kedro.io import MemoryDataset
-from kedro.pipeline import node, pipeline
+from kedro.pipeline import Pipeline, node, pipeline
 from tests.end_to_end.kedro_project import QUICK, bootstrapped, kedro_run, mlflow_runs, report_folder
 
 from equidp import pipeline_registry
 from equidp.errors import EquidpError
-from equidp.pipelines import ingestion
 
 Beside = Callable[..., None]
 
@@ -118,15 +117,55 @@ def test_another_dataset_put_into_the_catalog_by_a_hook_is_refused(project, besi
 def test_a_node_of_ones_own_between_ours_that_changes_records_is_refused(project, monkeypatch):
     def with_own(ours=pipeline_registry.register_pipelines):
         found = ours()
-        found["mine"] = (
-            found["dpsgd"].filter(node_namespaces=["dpsgd"])
-            + pipeline(ingestion.create_pipeline(), outputs={"train": "drawn"})
-            + pipeline([node(threefold, "drawn", "train", name="oversample")])
-        )
+        (split,) = (one for one in found["dpsgd"].nodes if "train" in one.outputs)
+        at = split.outputs.index("train")
+
+        def oversample(*given):
+            parts = list(split.func(*given))
+            parts[at] = threefold(parts[at])
+            return tuple(parts)
+
+        own = node(oversample, split.inputs, split.outputs, name="oversample", namespace="ingestion")
+        found["mine"] = Pipeline([own, *(one for one in found["dpsgd"].nodes if one != split)])
         return found
 
     monkeypatch.setattr(pipeline_registry, "register_pipelines", with_own)
     refused(project, "'train' that this run tells of: these records are not those", "mine")
+
+
+@pytest.mark.parametrize("name", ["records", "train"])
+def test_records_that_a_hook_changes_in_place_are_refused(project, beside, name):
+    """Centred by their own mean, each would depend on all others."""
+
+    class Hook:
+        @hook_impl
+        def before_node_run(self, inputs) -> None:
+            if name in inputs:
+                features = inputs[name].features
+                features -= features.float().mean(0).byte()
+
+    beside(Hook())
+    refused(project, f"'{name}' that this run tells of: these records are not those")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"inputs": {"train": "test"}}, "is given 'test' in the place of 'train'"),
+        ({"outputs": {"dpsgd.model": "mine"}}, "is given 'mine' in the place of 'dpsgd.model'"),
+    ],
+)
+def test_our_nodes_with_other_entries_are_refused(project, monkeypatch, given, words):
+    """A model trained on the test part was entered as one of the training part, and one by another name was lost."""
+
+    def with_own(ours=pipeline_registry.register_pipelines):
+        found = ours()
+        trained = pipeline(found["dpsgd"].filter(node_namespaces=["dpsgd"]), **given)
+        found[f"other_{next(iter(given))}"] = found["ingestion"] + trained
+        return found
+
+    monkeypatch.setattr(pipeline_registry, "register_pipelines", with_own)
+    refused(project, words, f"other_{next(iter(given))}")
 
 
 def test_a_pipeline_of_ours_in_a_namespace_of_ones_own_is_refused(project, monkeypatch):

@@ -36,7 +36,7 @@ from equidp.hooks.entries import (
     refuse_shared,
     written_to,
 )
-from equidp.hooks.handed import Handed, is_ours, refuse_namespace
+from equidp.hooks.handed import Handed, is_ours, refuse_namespace, refuse_rewired
 from equidp.hooks.turn import Turn
 from equidp.parameters import TUNED, Settings
 from equidp.system import collection, interrupts
@@ -166,6 +166,7 @@ class GuardHook:
         """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
         settings: Settings = catalog.load("settings")
         refuse_namespace(pipeline.nodes)
+        refuse_rewired(pipeline.nodes)
         if kind := special(pipeline):
             _refuse_other(settings, kind)
         names = [*algorithms_in(pipeline), *([settings.audited] if kind else [])]

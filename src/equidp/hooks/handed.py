@@ -17,6 +17,9 @@ from kedro.pipeline import Node
 from equidp.errors import EquidpError
 from equidp.hooks.entries import entry_of
 
+SAMPLED = 256
+"""How many records are compared with how they were made: a change in place is mostly of all of them."""
+
 ASSIGNED = "assign"
 """The copy mode of entries that load as the very object that was saved."""
 
@@ -41,6 +44,29 @@ def refuse_namespace(nodes: Iterable[Node]) -> None:
             )
 
 
+def refuse_rewired(nodes: Iterable[Node]) -> None:
+    """Refuse a node of ours that reads or writes other entries than in our own pipelines.
+
+    Trained on the test part by `inputs={"train": "test"}` a statement would be of other records; a model under another
+    name is in memory only, and its ε spent for nothing.
+    """
+    from equidp.pipeline_registry import register_pipelines  # late: it imports what trains
+
+    ours, known = [node for node in nodes if is_ours(node)], register_pipelines()
+    spaces = {str(node.namespace) for node in ours} & known.keys()
+    wired = {node.name: node for space in spaces for node in known[space].nodes}
+    for node in ours:
+        own = wired.get(node.name)
+        if own is None or (node.inputs, node.outputs) == (own.inputs, own.outputs):
+            continue
+        pairs = zip((*node.inputs, *node.outputs), (*own.inputs, *own.outputs), strict=True)
+        other, name = next(pair for pair in pairs if pair[0] != pair[1])
+        raise EquidpError(
+            f"The node {node.name} is given {other!r} in the place of {name!r}, which statements, tracking and files "
+            "are of: take the pipeline without inputs=… or outputs=…; nodes of your own may read what it makes."
+        )
+
+
 class Handed:
     """What the nodes of one run make and take.
 
@@ -51,7 +77,7 @@ class Handed:
 
     def __init__(self, settings: object, catalog: DataCatalog) -> None:
         self._settings, self._catalog = settings, catalog
-        self._made: dict[str, weakref.ref | str] = {}
+        self._made: dict[str, tuple[weakref.ref | None, str]] = {}
 
     def made(self, node: Node, outputs: Mapping[str, Any]) -> None:
         """Remember which records a node of ours has made, before other hooks see them."""
@@ -61,7 +87,7 @@ class Handed:
             if isinstance(value, Records):
                 # never the records themselves: Kedro frees them once nobody needs them
                 same = entry_of(self._catalog, name).get("copy_mode") == ASSIGNED
-                self._made[name] = weakref.ref(value) if same else _digest(value)
+                self._made[name] = weakref.ref(value) if same else None, _digest(value, whole=not same)
 
     def refuse_others(self, node: Node, inputs: Mapping[str, Any], given: Iterable[Mapping[str, Any] | None]) -> None:
         """Refuse what a node of ours would take or write elsewhere than was checked before the run.
@@ -98,13 +124,20 @@ class Handed:
             raise _refusal(node, name, "these records are not those that equidp's own nodes have made")
 
     def _is_made(self, name: str, value: Any) -> bool:
-        made = self._made.get(name)
-        return _digest(value) == made if isinstance(made, str) else made is not None and made() is value
+        if name not in self._made:
+            return False
+        made, content = self._made[name]
+        return (made is None or made() is value) and _digest(value, whole=made is None) == content
 
 
-def _digest(records: Any) -> str:
+def _digest(records: Any, *, whole: bool) -> str:
+    """sha256 of the records, or of some of them, evenly spread."""
+    import torch
+
     from equidp.training.digests import fingerprint
 
+    if not whole and len(records) > SAMPLED:
+        records = records.take(torch.arange(SAMPLED) * len(records) // SAMPLED)
     return fingerprint(records, viewed=True)
 
 
