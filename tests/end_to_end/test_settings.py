@@ -268,6 +268,7 @@ def preset():
         ({"training.class_weights": "balancd"}, r"training.class_weights='balancd': .*'balanced'"),
         ({"training.class_weights": "1+a"}, r"training.class_weights='a': .*valid number"),
         ({"training.chekpoint_every": 3}, r"Unknown setting 'training\.chekpoint_every'.*'training\.checkpoint_every'"),
+        ({"privacy.trials_shape": 2}, r"^privacy\.trials_shape belongs to privacy\.trials_law"),
         ({"training.checkpoint_every": 0}, r"training\.checkpoint_every=0: .*greater than or equal to 1"),
         ({"checkpoint_every": 1}, r"Unknown setting 'checkpoint_every'\. Did you mean 'training\.checkpoint_every'\?$"),
         ({"dpsgd.clip_norm": 3}, r"Unknown setting 'dpsgd\.clip_norm'\. Did you mean 'dpsgd\.options\.clip_norm'\?"),

@@ -373,7 +373,9 @@ def _readable(name: str, values: object, error: ValidationError) -> EquidpError:
             break
         place, at = [*place, str(part)], at.get(part)
     where = ".".join(place)
-    return EquidpError(f"{where}={first['input']!r}: {reason}." if first["loc"] else f"{name}: {reason}.")
+    if not first["loc"]:  # of several settings, which most name with their section
+        return EquidpError(f"{reason}." if reason.startswith(f"{name}.") else f"{name}: {reason}.")
+    return EquidpError(f"{where}={first['input']!r}: {reason}.")
 
 
 def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
