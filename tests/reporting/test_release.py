@@ -386,11 +386,12 @@ def test_two_noise_multipliers_of_one_run_are_told_apart_and_no_setting_is_none(
     plan = Plan(records=900, batch_size=90, epochs=2, groups=2, delta=1e-5, noise_multiplier=1.5)
     outcome = Outcome(algorithm.events(plan), plan.steps, plan.steps)
     told = privacy_statement(algorithm, plan, outcome, privacy=privacy, training=TrainingSettings(), seed=1)
-    given = {"epochs": 2, "class_weights": None, "options": {"pull": 10.0, "lead": None}}
+    given = {"epochs": 2, "class_weights": None, "options": {"pull": 10.0, "lead": None, "centred": True}}
     found = files(privacy=told, card=card(algorithm="dpsgd_minimax", training=given, adjusted=True))
     readme, registry, ledger = (found[name].decode() for name in ("README.md", "registry.md", "privacy.md"))
     assert "| noise multiplier of the gradients' sum | 1.5 |" in readme
     assert "None" not in readme
+    assert "centred | true |" in readme
     assert "Noise multiplier of the sum 1.5," in registry
     assert "so scores are no probabilities" in readme
     assert "probabilities" not in files()["README.md"].decode()  # of dpsgd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,8 +87,12 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     chosen = {name.replace("_", " "): value for name, value in settings.items() if name not in known}
     chosen |= {f"{facts.algorithm}.{name}": value for name, value in (settings.get("options") or {}).items()}
     chosen |= {f"model.{name}": value for name, value in facts.network["options"].items()}
-    rows += [(name, str(value)) for name, value in {**chosen, **facts.software}.items() if value is not None]
+    rows += [(name, _as_in_conf(value)) for name, value in {**chosen, **facts.software}.items() if value is not None]
     return rows
+
+
+def _as_in_conf(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def most_frequent(metrics: Mapping[str, Any]) -> str:
