@@ -1,5 +1,7 @@
 """Pipelines by name: what --pipelines=a,b comes to."""
 
+import inspect
+
 import pytest
 from kedro.pipeline import Pipeline
 
@@ -71,3 +73,11 @@ def test_a_notebook_may_add_a_pipeline_to_those_of_kedro_and_sees_their_names():
     assert repr(pipelines).endswith("__default__, mine)")
     del pipelines["mine"], pipelines["dpsgd"]
     assert not {"mine", "dpsgd"} & set(pipelines)
+
+
+def test_the_code_of_every_node_can_be_shown_with_its_inputs() -> None:
+    """As Jupyter's `%load_node` and Kedro-Viz do it."""
+    for name, pipeline in register_pipelines().items():
+        for node in pipeline.nodes:
+            inspect.signature(node.func).bind(*node.inputs)
+            assert f"def {node.func.__name__}(" in inspect.getsource(node.func), name

@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial, update_wrapper
+from functools import partial, wraps
+from inspect import signature
 from typing import Any
 
 from kedro.pipeline import Node, Pipeline
@@ -12,8 +13,14 @@ warnings.filterwarnings("ignore", message="One or more dataset names contain '.'
 
 
 def given(function: Callable, **values: Any) -> Callable:
-    """A node's function with some of its arguments, under its own readable name."""
-    return update_wrapper(partial(function, **values), function)
+    """A node's function with some of its arguments, under its own name; a function, as `%load_node` shows no other."""
+
+    @wraps(function)
+    def bound(*inputs: Any) -> Any:
+        return function(*inputs, **values)
+
+    bound.__signature__ = signature(partial(function, **values))  # type: ignore[attr-defined]
+    return bound
 
 
 def wired(rows: Sequence[tuple], namespace: str | None = None) -> Pipeline:
