@@ -58,7 +58,7 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
     for told in (
         "Declared before the first trial", "0.5, 2.0", "the geometric law, mean 2", f"{choice['value']:.4f}",
         "Each record of the validation part", "of the validation part, with noise",
-        "Nothing of the other trials is told", "Released figures",
+        "Nothing of the other trials is shown", "Released figures",
     ):  # fmt: skip
         assert told in page
     rate = float(choice["chosen"]["training.learning_rate"])
