@@ -153,8 +153,12 @@ def test_group_counts_ignore_columns_that_are_no_counts(sample):
 
 
 def test_clip_norms_per_group_or_one_for_all(sample):
-    per_group = figures.clip_norms(sample.histories["dpsgd_f"], "dpsgd_f")
-    assert [t.name for t in per_group.data] == list("0123456789")
+    history = sample.histories["dpsgd_f"]
+    few = figures.clip_norms(history.drop(columns=[f"clip_norm/{k}" for k in range(6, 10)]), "dpsgd_f")
+    assert [t.name for t in few.data] == list("012345")
+    (many,) = figures.clip_norms(history, "dpsgd_f").data
+    assert (many.type, list(many.y), list(many.x)) == ("heatmap", list("0123456789"), list(history["epoch"]))
+    assert list(many.z[8]) == list(history["clip_norm/8"])
     one = figures.clip_norms(pd.DataFrame({"epoch": [1, 2], "clip_norm": [1.0, 0.5]}), "sad_dpsgd")
     assert [t.name for t in one.data] == ["all records"]
     assert not figures.clip_norms(sample.histories["sgd"], "sgd").data

@@ -17,7 +17,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down")
 _PATTERNS = ("", "/", ".", "\\", "x", "-", "|", "+")
 _GREY = "#767676"
-_SEQUENTIAL = ((0.0, "#f2f7fb"), (1.0, "#0072B2"))
+SEQUENTIAL = ((0.0, "#f2f7fb"), (1.0, "#0072B2"))
 _DIVERGING = ((0.0, "#D55E00"), (0.5, "#ffffff"), (1.0, "#0072B2"))
 INK = "#1f2328"
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
@@ -164,7 +164,7 @@ def colours(
     """
     known = [abs(value) for row in values for value in row if value is not None]
     reach = max(known, default=0.0) or 1.0
-    scale = {"zmin": -reach, "zmax": reach, "colorscale": _DIVERGING} if around_zero else {"colorscale": _SEQUENTIAL}
+    scale = {"zmin": -reach, "zmax": reach, "colorscale": _DIVERGING} if around_zero else {"colorscale": SEQUENTIAL}
     return go.Heatmap(
         x=[category(name) for name in x],
         y=list(y),

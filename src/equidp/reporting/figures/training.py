@@ -12,13 +12,16 @@ from equidp.algorithms import BASELINE
 from equidp.evaluation.metrics import unique_slugs
 from equidp.reporting.figures.drawing import METRIC_NAMES, draw_lines, gaps, in_words
 from equidp.reporting.privacy_report import published_words
-from equidp.reporting.style import HEIGHT, INK, blank, figure, label, line, looks
+from equidp.reporting.style import HEIGHT, INK, ROW_HEIGHT, SEQUENTIAL, blank, figure, label, line, looks
 from equidp.reporting.titles import task_in
 
 ACCOUNTANTS = {"epsilon": "guaranteed ε", "epsilon_rdp": "RDP", "epsilon_pld": "PLD", "epsilon_prv": "PRV"}
 
 SMOOTHED_FROM = 30
 """Clip norms of runs with at least so many epochs are drawn as running means."""
+
+MOST_LINES = 6
+"""Clip norms of more groups are drawn in colour, a row each: so many lines hide one another."""
 
 SCHEDULE_FIGURES = {
     "mean": "mean σ",
@@ -30,7 +33,7 @@ SCHEDULE_FIGURES = {
 
 
 def clip_norms(history: pd.DataFrame, algorithm: str) -> go.Figure:
-    """The clip norm of every group over the epochs (one line if the algorithm has one for all).
+    """The clip norm of every group over the epochs: a line each, or a row of colours; one line if all have the same.
 
     Group clip norms rest on noisy counts. With many epochs their running mean is drawn; the axis says so.
     """
@@ -41,7 +44,28 @@ def clip_norms(history: pd.DataFrame, algorithm: str) -> go.Figure:
     named = "clip norm" if window == 1 else f"clip norm, mean of {window} epochs"
     chart = figure(f"Clip norm over training: {label(algorithm)}", "epoch", named)
     smooth = history[list(columns)].rolling(window, center=True, min_periods=1).mean()
-    return draw_lines(chart, {name: (history["epoch"], smooth[c]) for c, name in columns.items()})
+    series = {name: (history["epoch"], smooth[c]) for c, name in columns.items()}
+    return draw_lines(chart, series) if len(series) <= MOST_LINES else _in_colour(chart, series, named)
+
+
+def _in_colour(chart: go.Figure, series: Mapping[str, tuple[pd.Series, pd.Series]], named: str) -> go.Figure:
+    """A row of coloured values for each series, in order from above; all have the same epochs."""
+    table, values = looks(series), [gaps(y) for _, y in series.values()]
+    epochs = next(x for x, _ in series.values())
+    chart.add_trace(
+        go.Heatmap(
+            x=epochs.tolist(),
+            y=[table[name].name for name in series],
+            z=values,
+            colorscale=SEQUENTIAL,
+            colorbar={"thickness": 12, "outlinewidth": 0, "title": {"text": named, "side": "right"}},
+            ygap=1,
+            hovertemplate="%{y}, epoch %{x}: %{z:.3f}<extra></extra>",
+        )
+    )
+    chart.update_yaxes(title_text="", autorange="reversed", showgrid=False, zeroline=False, type="category")
+    chart.update_layout(height=HEIGHT // 2 + ROW_HEIGHT * len(series))
+    return chart
 
 
 def schedules(histories: Mapping[str, pd.DataFrame]) -> go.Figure:
