@@ -85,7 +85,8 @@ def test_report_renders_without_complaint_or_request(browser, reports, name, wid
     assert [url for url in seen.requests if not url.startswith(("data:", "blob:"))] == [seen.url]
     charts = seen.page.locator(".chart")
     assert charts.count() >= 10
-    drawn = "e => [...e.querySelectorAll('.overplot path')].some(p => p.getBoundingClientRect().width > 1)"
+    shapes = "e.querySelectorAll('.overplot path, .overplot image')"
+    drawn = f"e => [...{shapes}].some(p => p.getBoundingClientRect().width > 1)"
     for index in range(charts.count()):
         chart = charts.nth(index)
         assert chart.evaluate(drawn), chart.get_attribute("aria-label")
