@@ -790,6 +790,32 @@ def test_what_torch_func_cannot_take_is_refused_by_name() -> None:
         engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
 
 
+class Placed(nn.Module):
+    """Positions of its own beside dropout, of a shape."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.places, self.dropout, self.last = nn.Parameter(torch.randn(shape)), nn.Dropout(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.dropout(x + self.places).mean(1))
+
+
+def test_positions_are_told_the_shape_that_has_a_rule_and_have_it_there(check) -> None:
+    advice = r"If places is added to every record's values, as positions are, .* the shape \[1, 4, 6\]\."
+    with pytest.warns(UserWarning, match=advice):
+        engine = GradientEngine(Placed(4, 6), cross_entropy)
+    with pytest.raises(EquidpError, match=advice):
+        engine.norms(torch.randn(5, 4, 6), torch.arange(5) % 3)
+    check(Placed(1, 4, 6).eval(), torch.randn(5, 4, 6))  # warnings are errors here
+    assert GradientEngine(Placed(1, 4, 6), cross_entropy).norms(torch.randn(5, 4, 6), torch.arange(5) % 3).all()
+
+
+def test_no_shape_is_told_where_none_would_help() -> None:
+    with pytest.warns(UserWarning, match=r"each record of a chunk\.$"):
+        GradientEngine(Shifted(), cross_entropy)
+
+
 def test_a_loss_that_averages_is_refused() -> None:
     model, features = mlp()
     engine = GradientEngine(model, F.cross_entropy)
