@@ -176,6 +176,17 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
         make_private(network(), (FEATURES, LABELS), LOSS, **{**ASKED, **given}, seed=0)
 
 
+def test_a_delta_that_promises_nothing_is_told_before_the_noise_is_solved_for(monkeypatch) -> None:
+    monkeypatch.setattr("equidp.training.private.plan_run", lambda *_, **__: pytest.fail("the noise was solved for"))
+    with pytest.raises(EquidpError, match=r"delta=0\.01 is not below one over the 300"):
+        make_private(network(), (FEATURES, LABELS), LOSS, **{**ASKED, "delta": 0.01}, seed=0)
+
+
+def test_a_loss_that_averages_is_told_before_the_first_step() -> None:
+    with pytest.raises(EquidpError, match=r"The loss has shape \(\) for 1 record; .*reduction='none'"):
+        make_private(network(), (FEATURES, LABELS), nn.CrossEntropyLoss(), **ASKED, seed=0)
+
+
 @pytest.mark.parametrize(
     ("data", "classes", "words"),
     [

@@ -187,7 +187,7 @@ class BookKeeping:
         try:
             with self._autocast():
                 losses = self.loss(self.outputs(features), repeated(labels, views))
-            losses = _one_each(losses, features)
+            losses = one_each(losses, features)
             if not losses.requires_grad:  # they depend on no parameter
                 return torch.zeros(self.dimension, device=self.device)
             if views > 1:
@@ -269,7 +269,7 @@ class BookKeeping:
         ones = None
         if self.device.type != "cpu":
             ones = self.workspace.ones(len(losses), losses)
-        return tape.calls(_one_each(losses, features), ones)
+        return tape.calls(one_each(losses, features), ones)
 
     @contextlib.contextmanager
     def parameters_at(self, values: Tensor) -> Iterator[None]:
@@ -304,11 +304,17 @@ class BookKeeping:
         return reduce(operator.add, found) if found else torch.zeros(rows, device=self.device)
 
 
-def _one_each(losses: Tensor, features: Tensor) -> Tensor:
+def one_each(losses: Tensor, features: Tensor) -> Tensor:
+    """These losses, `[b]`.
+
+    Raises:
+        EquidpError: where they are not one for each record.
+    """
     if losses.shape != (len(features),):
+        records = "1 record" if len(features) == 1 else f"{len(features)} records"
         raise EquidpError(
-            f"The loss has shape {tuple(losses.shape)} for {len(features)} records; it must be one number per "
-            "record (reduction='none')."
+            f"The loss has shape {tuple(losses.shape)} for {records}; it must be one number per record "
+            "(reduction='none')."
         )
     return losses
 

@@ -125,15 +125,15 @@ def make_private(
     ids, number = _groups(chosen, examples.labels, classes, groups)
     train = examples.to(place)
     population = Population(train, ids.to(place), by_unit=train.unit is not None)
+    if privacy.delta * population.size >= 1:  # told before the noise is solved for, which takes seconds
+        raise EquidpError(
+            f"delta={privacy.delta:g} is not below one over the {population.size} training records (or units of them): "
+            f"publishing one of them outright would meet it. Take {0.1 / population.size:.0e} or less."
+        )
     crossed = classes if chosen.objective.crossed else 0
     plan = plan_run(
         chosen, units=population.size, groups=number, classes=crossed, privacy=privacy, training=training
     )  # fmt: skip
-    if plan.delta >= 1 / plan.records:
-        raise EquidpError(
-            f"delta={plan.delta:g} is not below one over the {plan.records} training records (or units of them): "
-            f"publishing one of them outright would meet it. Take {0.1 / plan.records:.0e} or less."
-        )
     network = rewritten(model)
     refuse_odd_records(network, loss, train.features, train.labels)
     network = network.to(place)
