@@ -811,6 +811,11 @@ def test_positions_are_told_the_shape_that_has_a_rule_and_have_it_there(check) -
     assert GradientEngine(Placed(1, 4, 6), cross_entropy).norms(torch.randn(5, 4, 6), torch.arange(5) % 3).all()
 
 
+def test_a_warning_shows_the_line_that_called(recwarn) -> None:
+    GradientEngine(nn.Sequential(nn.Linear(6, 6), Shifted()), cross_entropy)
+    assert {warning.filename for warning in recwarn} == {__file__}
+
+
 def test_no_shape_is_told_where_none_would_help() -> None:
     with pytest.warns(UserWarning, match=r"each record of a chunk\.$"):
         GradientEngine(Shifted(), cross_entropy)

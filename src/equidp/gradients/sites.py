@@ -8,6 +8,7 @@ rule goes through `torch.func` as a whole, and a warning says so.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -143,7 +144,7 @@ def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
             f"Layer {name or 'model'!r} ({type(layer).__name__}) has no gradient rule{parameters}; it goes through "
             f"torch.func, which is correct but slower, and holds {numel:,} numbers for each record of a chunk."
             f"{_as_held(layer)}",
-            stacklevel=2,
+            stacklevel=_level_of_the_caller(),
         )
         yield Site(name, layer, fallback, {k: p for k, p in layer.named_parameters() if p.requires_grad})
     else:
@@ -162,6 +163,14 @@ def _as_held(layer: nn.Module) -> str:
     name, parameter = own[0]
     shape = [1, *parameter.shape]
     return f" If {name} is added to every record's values, as positions are, it is enough to give it the shape {shape}."
+
+
+def _level_of_the_caller() -> int:
+    """The `stacklevel` of the line that called this package: a warning that shows one of ours helps nobody."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__.partition(".")[0]:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _inside(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
