@@ -17,6 +17,7 @@ from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
+from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.sampling import Examples, Population
 from equidp.mechanism.secure import SecureRandom
@@ -185,6 +186,33 @@ def test_a_delta_that_promises_nothing_is_told_before_the_noise_is_solved_for(mo
 def test_a_loss_that_averages_is_told_before_the_first_step() -> None:
     with pytest.raises(EquidpError, match=r"The loss has shape \(\) for 1 record; .*reduction='none'"):
         make_private(network(), (FEATURES, LABELS), nn.CrossEntropyLoss(), **ASKED, seed=0)
+
+
+def viewed(sd: float, seed: int = 0) -> Tensor:
+    views = Augmentation(3, ("noise",), key=1, shape=(4,), sd=sd)
+    return weights(make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, augmentation=views, seed=seed))
+
+
+def test_a_records_gradient_is_the_mean_over_its_views() -> None:
+    alone = weights(make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0))
+    assert torch.allclose(viewed(0.0), alone, atol=1e-6)  # views that are the record itself
+    assert not torch.allclose(viewed(0.5), alone, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("views", "features", "words"),
+    [
+        (
+            Augmentation(2, ("flip",), key=1, shape=(3, 8, 8)),
+            FEATURES,
+            r"of records \[3, 8, 8\], and the features are \[4\]",
+        ),
+        (Augmentation(2, ("noise",), key=1, shape=(4,)), FEATURES.long(), r"noise to features of torch\.int64"),
+    ],
+)
+def test_views_of_other_records_are_refused(views: Augmentation, features: Tensor, words: str) -> None:
+    with pytest.raises(EquidpError, match=words):
+        make_private(network(), (features, LABELS), LOSS, **ASKED, augmentation=views, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Sized
@@ -29,6 +30,7 @@ from equidp.gradients.misfit import refuse_odd_records
 from equidp.gradients.refusals import same
 from equidp.gradients.rewriting import rewritten
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import derived_seed
 from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.sampling import Examples, Population
@@ -66,6 +68,7 @@ def make_private(
     classes: int = 0,
     groups: tuple[Tensor, int] | None = None,
     public: Data | None = None,
+    augmentation: Augmentation | None = None,
     ledger: Ledger | None = None,
     seed: int | None = None,
     device: str = "auto",
@@ -99,6 +102,7 @@ def make_private(
             None: the classes, where their number is given, for algorithms that look at groups. Of a unit's records the
             first one's counts.
         public: records without any guarantee, for algorithms that need some.
+        augmentation: a record's gradient is the mean over its random views (De et al. 2022), before its norm is taken.
         ledger: of the same run before it was interrupted; None: an empty one.
         seed: of a run that others may repeat, noise included; None: noise and batches of a cryptographic generator.
         device: `auto`, `cpu` or `cuda`.
@@ -122,6 +126,7 @@ def make_private(
     _refuse_other_uses(built)
     chosen = built.averaged(average)
     place, examples = device_of(training), _examples(data)
+    _refuse_other_views(augmentation, examples.features)
     ids, number = _groups(chosen, examples.labels, classes, groups)
     train = examples.to(place)
     population = Population(train, ids.to(place), by_unit=train.unit is not None)
@@ -137,6 +142,7 @@ def make_private(
     network = rewritten(model)
     refuse_odd_records(network, loss, train.features, train.labels)
     network = network.to(place)
+    views = 1 if augmentation is None else augmentation.views
     with GLOBAL_RANDOM:
         torch.manual_seed(secrets.randbits(63) if seed is None else derived_seed(seed, "dropout"))
     return Trainer(
@@ -149,9 +155,10 @@ def make_private(
         ledger=Ledger() if ledger is None else ledger,
         learning_rate=chosen.learning_rate or training.rate(plan.steps),
         optimizer=optimizer,
-        physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size)[1],
+        physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size, views)[1],
         precision=precision,
         public=None if public is None else _examples(public).to(place),
+        augmentation=augmentation,
     )
 
 
@@ -200,6 +207,19 @@ def _refuse_other_kinds(
             "optimizer is a name, or a Descent: leave it out, and set trainer.optimizer to one of torch's, of "
             "trainer.engine.parameters."
         )
+
+
+def _refuse_other_views(augmentation: Augmentation | None, features: Tensor) -> None:
+    if augmentation is None:
+        return
+    shape, head = tuple(augmentation.shape), augmentation.head
+    if tuple(features.shape[1:]) != ((head + math.prod(shape),) if head else shape):
+        raise EquidpError(
+            f"The augmentation is of records {list(shape)}, and the features are {list(features.shape[1:])}: give "
+            "Augmentation the shape of one record's features."
+        )
+    if "noise" in augmentation.kinds and not features.is_floating_point():
+        raise EquidpError(f"The augmentation adds noise to features of {features.dtype}: give it features.float().")
 
 
 def _refuse_other_uses(algorithm: Algorithm) -> None:
@@ -278,7 +298,7 @@ def _examples(data: Data) -> Examples:
         if not all(same(first[: len(second)], second) for first, second in zip(read[0], again, strict=True)):
             raise EquidpError(
                 "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "
-                "transforms out."
+                "transforms out; for flips and crops give `augmentation`."
             )
     columns = tuple(zip(*read, strict=True))
     for what, parts in zip(("features", "label"), columns, strict=True):
