@@ -188,6 +188,12 @@ def test_a_loss_that_averages_is_told_before_the_first_step() -> None:
         make_private(network(), (FEATURES, LABELS), nn.CrossEntropyLoss(), **ASKED, seed=0)
 
 
+def test_a_trainer_says_how_far_it_is() -> None:
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
+    trainer.run_steps(3)
+    assert repr(trainer) == "<Trainer of dpsgd: 3 of 10 steps, 60 of 300 in a batch, σ=1.5, δ=0.0001>"
+
+
 def viewed(sd: float, seed: int = 0) -> Tensor:
     views = Augmentation(3, ("noise",), key=1, shape=(4,), sd=sd)
     return weights(make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, augmentation=views, seed=seed))
