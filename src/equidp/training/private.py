@@ -50,6 +50,13 @@ READ_TWICE = 32
 """Items that are read again, to see whether they are the same."""
 
 
+JOINED = (
+    " Join what a record has of several kinds to one tensor (torch.cat) that the model splits; a mask can be made of "
+    "the ids (ids != pad)."
+)
+"""What to do with token ids beside a mask, or an image beside a table's row."""
+
+
 def make_private(
     model: nn.Module,
     data: Data,
@@ -279,7 +286,7 @@ def _examples(data: Data) -> Examples:
         data = data.tensors  # type: ignore[assignment]
     if isinstance(data, tuple):
         if len(data) != 2:
-            raise EquidpError(f"The data have {len(data)} tensors: give features and labels.")
+            raise EquidpError(f"The data have {len(data)} tensors: give features and labels.{JOINED * (len(data) > 2)}")
         return Examples(*data)
     if not isinstance(data, Dataset | Sequence):
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
@@ -336,7 +343,8 @@ def _joined(items: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """`[b, …]` features and `[b, …]` labels of items of a dataset."""
     for item in items:
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise _no_pair(f"is a {type(item).__name__}" + (f" of {len(item)}" if isinstance(item, Sized) else ""))
+            size = len(item) if isinstance(item, Sized) else 0
+            raise _no_pair(f"is a {type(item).__name__}" + (f" of {size}" if size else ""), several=2 < size < 10)
     features, labels = zip(*items, strict=True)
     return _column("features", features), _column("label", labels)
 
@@ -348,12 +356,15 @@ def _column(what: str, values: Sequence[Any]) -> Tensor:
     except (TypeError, RuntimeError):  # of a picture, None, or lists of other lengths
         column = None
     if not torch.is_tensor(column):
-        raise _no_pair(f"has a {type(values[0]).__name__} as its {what}")
+        several = what == "features" and isinstance(values[0], Mapping | tuple)
+        raise _no_pair(f"has a {type(values[0]).__name__} as its {what}", several=several)
     return column
 
 
-def _no_pair(found: str) -> EquidpError:
-    return EquidpError(f"Each item of the dataset must be features, as one tensor, and a label; one {found}.")
+def _no_pair(found: str, *, several: bool) -> EquidpError:
+    return EquidpError(
+        f"Each item of the dataset must be features, as one tensor, and a label; one {found}.{JOINED * several}"
+    )
 
 
 def _refuse_ragged(what: str, values: Sequence[Any]) -> None:
