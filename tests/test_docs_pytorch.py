@@ -59,3 +59,16 @@ def test_the_blocks_of_the_page_train_privately(monkeypatch, tmp_path):
     outputs = names["model"](names["parts"].test.features)
     assert float((outputs.argmax(1) == names["parts"].test.labels).float().mean()) > 0.8
     assert all(a is b for a, b in zip(names["engine"].parameters, names["model"].parameters(), strict=True))
+
+
+def test_the_step_that_clips_layer_by_layer_is_what_it_is_charged_as(capsys):
+    page = PAGE.with_name("algorithms.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec(compile(block, "algorithms.md", "exec"), names)
+    assert counted(names["ledger"].events) == counted([Event(0.05, 1.0, 100)])
+    assert float(capsys.readouterr().out) == epsilon([Event(0.05, 1.0, 100)], 1e-5).value
+    added, bounds = names["weights"] * names["norms"], names["bounds"]  # [P, b]
+    assert bool((added <= bounds[:, None] * (1 + 1e-6)).all())
+    assert bool((added.norm(dim=0) <= bounds.norm() * (1 + 1e-6)).all())
+    assert bool((added.amax(1) > 0.9 * bounds).any())  # some part is clipped

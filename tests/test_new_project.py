@@ -35,6 +35,14 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_without_scripts_on_the_path_the_module_is_the_command(tmp_path: Path) -> None:
+    """It said 'Got unexpected extra arguments', as the module is the packaged project's run otherwise."""
+    called = [sys.executable, "-m", "equidp", "new", "my-study"]
+    done = subprocess.run(called, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("my-study is made.")
+    assert (tmp_path / "my-study" / "conf" / "base").is_dir()
+
+
 def loader(folder: Path, **params: object) -> EquidpConfigLoader:
     return EquidpConfigLoader(str(folder / "conf"), runtime_params=params, **CONFIG_LOADER_ARGS)
 

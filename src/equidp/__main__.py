@@ -1,11 +1,21 @@
-"""The packaged project: `python -m equidp --conf-source=conf-equidp.tar.gz` is what `kedro run` is in a checkout."""
+"""The packaged project: `python -m equidp --conf-source=conf-equidp.tar.gz` is what `kedro run` is in a checkout.
+
+`python -m equidp new my-study` is `equidp new my-study`, where the folder of scripts is not on the path.
+"""
 
 from __future__ import annotations
 
-from kedro.framework.project import configure_project
+import sys
 
 if __name__ == "__main__":
-    configure_project("equidp")
-    from equidp.cli import run
+    from equidp.new_project import main
 
-    run()
+    if sys.argv[1:2] and sys.argv[1] in main.commands:
+        main(prog_name="equidp")
+    else:
+        from kedro.framework.project import configure_project
+
+        configure_project("equidp")
+        from equidp.cli import run
+
+        run()

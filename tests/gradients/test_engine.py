@@ -790,6 +790,85 @@ def test_what_torch_func_cannot_take_is_refused_by_name() -> None:
         engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("units", [False, True])
+def test_norms_and_weights_by_parameter_equal_the_reference(family, units: bool, reference) -> None:
+    model, features = family()
+    labels, owners = torch.arange(len(features)) % 3, torch.arange(len(features)) // 2
+    expected = reference(model, features, labels)
+    if units:  # a unit's gradient is the mean of its records'
+        expected = torch.stack([expected[owners == unit].mean(0) for unit in owners.unique()])
+    engine = GradientEngine(model, cross_entropy)
+    asked = {"owners": owners} if units else {}
+    parts = expected.split([p.numel() for p in engine.parameters], dim=1)
+
+    norms = engine.norms_by_parameter(features, labels, **asked)
+
+    torch.testing.assert_close(norms, torch.stack([part.norm(dim=1) for part in parts]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(norms.norm(dim=0), engine.norms(features, labels, **asked), rtol=1e-4, atol=1e-6)
+    engine.norms_by_parameter(features, labels, **asked)
+    weights = torch.rand(norms.shape)
+    close(engine.weighted_sum(weights), torch.cat([w @ part for w, part in zip(weights, parts, strict=True)]))
+    close(engine.weighted_sum(weights[0]), weights[0] @ expected)
+
+
+def test_a_part_that_is_no_number_adds_nothing_and_leaves_the_others() -> None:
+    model, features = mlp()
+    engine = GradientEngine(model, lambda outputs, labels: outputs.square().sum(1))
+    labels = torch.zeros(len(features), dtype=torch.int64)
+    engine.norms_by_parameter(features, labels)  # tried out on numbers
+    engine.weighted_sum(torch.ones(len(engine.parameters), len(features)))
+    features = features.clone()
+    features[1] = torch.nan
+    norms = engine.norms_by_parameter(features, labels)
+    assert not norms[:, 1].isfinite().all()
+    weights = torch.where(norms.isfinite(), 1.0, 0.0)
+    assert engine.weighted_sum(weights).isfinite().all()
+
+
+def test_norms_by_parameter_of_an_empty_batch_and_misfits_are_told() -> None:
+    model, features = mlp()
+    engine, labels = GradientEngine(model, cross_entropy), torch.arange(len(features)) % 3
+    assert engine.norms_by_parameter(features[:0], labels[:0]).shape == (len(engine.parameters), 0)
+    assert not engine.weighted_sum(torch.zeros(len(engine.parameters), 0)).any()
+    engine.norms_by_parameter(features, labels)
+    with pytest.raises(EquidpError, match=r"Weights of \[2, \d+\] follow norms_by_parameter, and are"):
+        engine.weighted_sum(torch.ones(2, len(features)))
+    with pytest.raises(EquidpError, match="without `rows`"):
+        GradientEngine(mlp()[0], cross_entropy, rows=8).norms_by_parameter(features, labels)
+
+
+class Placed(nn.Module):
+    """Positions of its own beside dropout, of a shape."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.places, self.dropout, self.last = nn.Parameter(torch.randn(shape)), nn.Dropout(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.dropout(x + self.places).mean(1))
+
+
+def test_positions_are_told_the_shape_that_has_a_rule_and_have_it_there(check) -> None:
+    advice = r"If places is added to every record's values, as positions are, .* the shape \[1, 4, 6\]\."
+    with pytest.warns(UserWarning, match=advice):
+        engine = GradientEngine(Placed(4, 6), cross_entropy)
+    with pytest.raises(EquidpError, match=advice):
+        engine.norms(torch.randn(5, 4, 6), torch.arange(5) % 3)
+    check(Placed(1, 4, 6).eval(), torch.randn(5, 4, 6))  # warnings are errors here
+    assert GradientEngine(Placed(1, 4, 6), cross_entropy).norms(torch.randn(5, 4, 6), torch.arange(5) % 3).all()
+
+
+def test_a_warning_shows_the_line_that_called(recwarn) -> None:
+    GradientEngine(nn.Sequential(nn.Linear(6, 6), Shifted()), cross_entropy)
+    assert {warning.filename for warning in recwarn} == {__file__}
+
+
+def test_no_shape_is_told_where_none_would_help() -> None:
+    with pytest.warns(UserWarning, match=r"each record of a chunk\.$"):
+        GradientEngine(Shifted(), cross_entropy)
+
+
 def test_a_loss_that_averages_is_refused() -> None:
     model, features = mlp()
     engine = GradientEngine(model, F.cross_entropy)

@@ -92,6 +92,21 @@ def test_noise_has_its_size_and_is_no_others() -> None:
     assert torch.allclose(of(wide, torch.ones(20, 400)).flatten(0, 1), noise + 1)
 
 
+@pytest.mark.parametrize(
+    ("views", "kinds", "shape", "words"),
+    [
+        (0, ("noise",), (4,), "1 view or more"),
+        (2, (), (4,), r"not \(\)"),
+        (2, ("rotate",), (2, 6, 5), r"not \('rotate',\)"),  # silently left the records as they are
+        (2, ("noise", "crop"), (2, 6, 5), r"not \('noise', 'crop'\)"),  # silently left the crops out
+        (2, ("flip",), (4,), r"images \[c, h, w\], not of \[4\]"),
+    ],
+)
+def test_views_that_there_are_not_are_refused(views: int, kinds: tuple[str, ...], shape, words: str) -> None:
+    with pytest.raises(EquidpError, match=words):
+        Augmentation(views, kinds, key=5, shape=shape)
+
+
 def test_leading_columns_stay() -> None:
     numbered = torch.cat([torch.arange(9, dtype=torch.uint8)[:, None], IMAGES.flatten(1)], 1)
     seen = of(dataclasses.replace(MOVING, head=1), numbered)

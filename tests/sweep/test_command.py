@@ -209,10 +209,12 @@ def test_a_page_of_an_earlier_call_is_told_from_those_of_this_one(make_job, monk
     for name in ("summary.rows_of", "summary.table_of", "printed.print_table", "doubts.doubts"):
         monkeypatch.setattr(f"equidp.sweep.{name}", lambda *_: {})
     monkeypatch.setattr("equidp.sweep.summary.write_summary", lambda *_: [folder / "table.csv", folder / "dutch.html"])
+    monkeypatch.setattr("equidp.sweep.summary.trained_badly", lambda _: {"dutch": ["dpsgd did better."]})
     monkeypatch.setattr("equidp.sweep.command._summarise", lambda *_: None)
     _conclude(SimpleNamespace(path=tmp_path), "demo", [done.cell], {"cell-a": done}, [], Console(width=200), {})
     said = capsys.readouterr().out
     assert f"of an earlier call, and not in this table: {folder / 'adult.html'}" in said
+    assert "dutch: dpsgd did better.\n" in said
 
 
 @pytest.mark.parametrize("name", ["../../x", "it's", "a/b", "größe"])

@@ -15,7 +15,8 @@ from equidp.errors import EquidpError
 from equidp.sweep.doubts import doubts
 from equidp.sweep.printed import print_table
 from equidp.sweep.project import Cell, by_seed
-from equidp.sweep.summary import averaged, means, means_of, rows_of, table_of, write_summary
+from equidp.sweep.summary import averaged, means, means_of, rows_of, table_of, trained_badly, write_summary
+from equidp.tasks.base import OUTDONE
 
 BASELINE = {"a": 0.9, "b": 0.8}
 
@@ -138,6 +139,14 @@ def test_a_page_says_in_how_many_seeds_a_model_diverged_or_its_baseline_guessed(
     assert "In 1 of the 3 seeds of dpsgd the model diverged: there every prediction counts as wrong." in page
     assert "In 1 of the 3 seeds of dpsgd the non-private baseline has learnt nothing: cost of privacy" in page
     assert "no cost is stated" not in page  # that of two seeds is
+
+
+def test_a_baseline_that_is_outdone_in_the_mean_is_told_beside_the_table(cells, tmp_path):
+    """The page said so, and the table in the terminal showed a negative cost without a word."""
+    assert trained_badly(rows_of(cells)) == {}
+    better = [finished_cell(tmp_path, seed, 8.0, 0.95 + seed / 1000, 0.9) for seed in range(3)]
+    said = trained_badly(rows_of([*cells, *better], [*cells, *better]))
+    assert said == {"digits": [f"dpsgd ε=8 {OUTDONE}."]}
 
 
 def test_a_page_of_an_unfinished_sweep_says_what_it_lacks(cells, tmp_path):

@@ -17,6 +17,7 @@ from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
+from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.sampling import Examples, Population
 from equidp.mechanism.secure import SecureRandom
@@ -176,11 +177,57 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None
         make_private(network(), (FEATURES, LABELS), LOSS, **{**ASKED, **given}, seed=0)
 
 
+def test_a_delta_that_promises_nothing_is_told_before_the_noise_is_solved_for(monkeypatch) -> None:
+    monkeypatch.setattr("equidp.training.private.plan_run", lambda *_, **__: pytest.fail("the noise was solved for"))
+    with pytest.raises(EquidpError, match=r"delta=0\.01 is not below one over the 300"):
+        make_private(network(), (FEATURES, LABELS), LOSS, **{**ASKED, "delta": 0.01}, seed=0)
+
+
+def test_a_loss_that_averages_is_told_before_the_first_step() -> None:
+    with pytest.raises(EquidpError, match=r"The loss has shape \(\) for 1 record; .*reduction='none'"):
+        make_private(network(), (FEATURES, LABELS), nn.CrossEntropyLoss(), **ASKED, seed=0)
+
+
+def test_a_trainer_says_how_far_it_is() -> None:
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
+    trainer.run_steps(3)
+    assert repr(trainer) == "<Trainer of dpsgd: 3 of 10 steps, 60 of 300 in a batch, σ=1.5, δ=0.0001>"
+
+
+def viewed(sd: float, seed: int = 0) -> Tensor:
+    views = Augmentation(3, ("noise",), key=1, shape=(4,), sd=sd)
+    return weights(make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, augmentation=views, seed=seed))
+
+
+def test_a_records_gradient_is_the_mean_over_its_views() -> None:
+    alone = weights(make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0))
+    assert torch.allclose(viewed(0.0), alone, atol=1e-6)  # views that are the record itself
+    assert not torch.allclose(viewed(0.5), alone, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("views", "features", "words"),
+    [
+        (
+            Augmentation(2, ("flip",), key=1, shape=(3, 8, 8)),
+            FEATURES,
+            r"of records \[3, 8, 8\], and the features are \[4\]",
+        ),
+        (Augmentation(2, ("noise",), key=1, shape=(4,)), FEATURES.long(), r"noise to features of torch\.int64"),
+    ],
+)
+def test_views_of_other_records_are_refused(views: Augmentation, features: Tensor, words: str) -> None:
+    with pytest.raises(EquidpError, match=words):
+        make_private(network(), (features, LABELS), LOSS, **ASKED, augmentation=views, seed=0)
+
+
 @pytest.mark.parametrize(
     ("data", "classes", "words"),
     [
         ((FEATURES, FEATURES[:, 2]), 2, r"labels are torch.float32 \[300\]: give \[300\] int64"),
-        (TensorDataset(FEATURES), 0, "The data have 1 tensors: give features and labels"),
+        (TensorDataset(FEATURES), 0, r"The data have 1 tensors: give features and labels\.$"),
+        ((FEATURES, FEATURES > 0, LABELS), 0, r"have 3 tensors: .* one tensor \(torch\.cat\) that the model splits"),
+        ([({"ids": FEATURES[0]}, 0)], 0, r"has a dict as its features\. Join .* a mask can be made of the ids"),
         ([{"x": FEATURES[0]}], 0, "Each item of the dataset must be features, as one tensor, and a label"),
         ([FEATURES, LABELS], 0, "and a label; one is a Tensor of 300"),
         ([(FEATURES[0], None)], 0, "and a label; one has a NoneType as its label"),

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import chain
-from typing import Literal, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,27 +107,44 @@ class BookKeeping:
 
     def norms(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
         """As `GradientEngine.norms`, without trying the model out."""
+        rows, kept = self._keep(features, labels, asked)
+        if not self._records:
+            return torch.zeros(rows, device=self.device)
+        if self.device.type != "cpu" and self._units is None:
+            terms = [kept.get(parameter) for parameter in self.parameters]
+            self._together = Together(terms, self._sizes, rows, self.parameters[0], self.workspace)
+            return self._norms(self._together.squared_norms())
+        return self._norms(self._squared_norms(kept, rows))
+
+    def norms_by_parameter(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
+        """As `GradientEngine.norms_by_parameter`, without trying the model out."""
+        rows, kept = self._keep(features, labels, asked)
+        nothing = torch.zeros(rows, device=self.device)
+        with torch.inference_mode():
+            found = [kept[p].squared_norms().float() if p in kept else nothing for p in self.parameters]
+            squared = torch.stack(found)
+        return self._norms(squared)
+
+    def _keep(self, features: Tensor, labels: Tensor, asked: Asked) -> tuple[int, dict[nn.Parameter, Gradients]]:
+        """Pass a batch through the model: its number of records (units), and what is kept of their gradients."""
         owners, iterates, views = asked.get("owners"), asked.get("iterates"), asked.get("views", 1)
         refuse_autocast(self.autocast_kind)
         self.clear()
         self._records, self._views = len(labels), views
         self._units = None if owners is None else Units.of(owners)
         rows = self._records if self._units is None else len(self._units.counts)
-        if not self._records:
-            self._kept = {}
-            return torch.zeros(rows, device=self.device)
-        refuse_batch_statistics(self.batch_norms)
-        calls = self.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
-        self._kept = self._kept_by(calls, rows)
-        if self.device.type != "cpu" and self._units is None:
-            kept = [self._kept.get(parameter) for parameter in self.parameters]
-            self._together = Together(kept, self._sizes, rows, self.parameters[0], self.workspace)
-            squared = self._together.squared_norms()
-        else:
-            squared = self._squared_norms(self._kept, rows)
+        kept: dict[nn.Parameter, Gradients] = {}
+        if self._records:
+            refuse_batch_statistics(self.batch_norms)
+            calls = self.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
+            kept = self._kept_by(calls, rows)
+        self._kept = kept
+        return rows, kept
+
+    def _norms(self, squared: Tensor) -> Tensor:
         norms = squared.sqrt().float()
         self._clean = all_finite(norms)
-        return norms if views == 1 else norms.div_(views)  # the books hold sums over a record's views
+        return norms if self._views == 1 else norms.div_(self._views)  # the books hold sums over a record's views
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """As `GradientEngine.weighted_sum`."""
@@ -135,9 +152,14 @@ class BookKeeping:
         if self._kept is None:
             raise EquidpError("weighted_sum needs what a preceding norms call kept; call norms first.")
         rows = self._records if self._units is None else len(self._units.counts)
-        if len(weights) != rows:
+        if weights.shape[-1] != rows:
             raise EquidpError(
-                f"weighted_sum got {len(weights)} weights for {rows} {'records' if self._units is None else 'units'}."
+                f"weighted_sum got {weights.shape[-1]} weights for {rows} "
+                f"{'records' if self._units is None else 'units'}."
+            )
+        if weights.dim() > 1 and (self._together is not None or len(weights) != len(self.parameters)):
+            raise EquidpError(
+                f"Weights of {list(weights.shape)} follow norms_by_parameter, and are {[len(self.parameters), rows]}."
             )
         with torch.inference_mode():
             weights = weights if self._views == 1 else weights / self._views
@@ -146,12 +168,17 @@ class BookKeeping:
             else:
                 silent = None if self._clean else weights == 0
                 sums = [
-                    self._kept[p].weighted_sum(weights, silent).float()
+                    self._kept[p].weighted_sum(each, unheard).float()
                     if p in self._kept
                     else torch.zeros(p.numel(), device=self.device)
-                    for p in self.parameters
+                    for p, each, unheard in zip(
+                        self.parameters, self._by_parameter(weights), self._by_parameter(silent), strict=True
+                    )
                 ]
         return torch.cat(sums)
+
+    def _by_parameter(self, values: Tensor | None) -> Sequence[Any]:
+        return [values] * len(self.parameters) if values is None or values.dim() == 1 else values.unbind()
 
     def overstatement(self) -> Tensor:
         """`[b]` (or `[U]`): by how much the squares of the last `norms` may be too large, where gradients cancel."""
@@ -187,7 +214,7 @@ class BookKeeping:
         try:
             with self._autocast():
                 losses = self.loss(self.outputs(features), repeated(labels, views))
-            losses = _one_each(losses, features)
+            losses = one_each(losses, features)
             if not losses.requires_grad:  # they depend on no parameter
                 return torch.zeros(self.dimension, device=self.device)
             if views > 1:
@@ -269,7 +296,7 @@ class BookKeeping:
         ones = None
         if self.device.type != "cpu":
             ones = self.workspace.ones(len(losses), losses)
-        return tape.calls(_one_each(losses, features), ones)
+        return tape.calls(one_each(losses, features), ones)
 
     @contextlib.contextmanager
     def parameters_at(self, values: Tensor) -> Iterator[None]:
@@ -304,11 +331,17 @@ class BookKeeping:
         return reduce(operator.add, found) if found else torch.zeros(rows, device=self.device)
 
 
-def _one_each(losses: Tensor, features: Tensor) -> Tensor:
+def one_each(losses: Tensor, features: Tensor) -> Tensor:
+    """These losses, `[b]`.
+
+    Raises:
+        EquidpError: where they are not one for each record.
+    """
     if losses.shape != (len(features),):
+        records = "1 record" if len(features) == 1 else f"{len(features)} records"
         raise EquidpError(
-            f"The loss has shape {tuple(losses.shape)} for {len(features)} records; it must be one number per "
-            "record (reduction='none')."
+            f"The loss has shape {tuple(losses.shape)} for {records}; it must be one number per record "
+            "(reduction='none')."
         )
     return losses
 

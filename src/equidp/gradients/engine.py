@@ -131,6 +131,29 @@ class GradientEngine:
         except FAILURES as error:
             raise_told(error, self.passes, features, labels)
 
+    def norms_by_parameter(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
+        """As `norms`, of each parameter's part of the gradients: for a step of your own that clips layer by layer.
+
+        `weighted_sum` then takes as many weights, or one for each record. With parts bounded by C_p in the order of
+        `parameters`, a record adds at most (Σ C_p²)^(1/2); a layer's norm is the root of its parameters' squares.
+
+        Returns:
+            `[P, b]` (or `[P, U]`) float32, in the order of `parameters`; 0 where the losses depend on none. What is not
+            finite stays so: the caller masks it.
+
+        Raises:
+            EquidpError: as `norms`, and on a GPU, for an engine that records passes or pads them to a number of rows.
+        """
+        if self._asked is not self.passes or self.device.type != "cpu":
+            raise EquidpError(
+                "Norms by parameter were checked on a CPU alone, without `rows` and `new_recorder`: make the engine so."
+            )
+        self.try_out(features if asked.get("views", 1) == 1 else features[: len(labels)], labels)
+        try:
+            return self.passes.norms_by_parameter(features, labels, **asked)
+        except FAILURES as error:
+            raise_told(error, self.passes, features, labels)
+
     def try_out(self, features: Tensor, labels: Tensor) -> None:
         """Before a model is used on private records: is each one's gradient its own? The last batch is forgotten then.
 
@@ -181,7 +204,10 @@ class GradientEngine:
         self.passes.clear()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`[d]` float32: Σ w_i g_i for the records (units) of the last `norms` call.
+        """`[d]` float32: Σ w_i g_i for the records (units) of the last `norms` call, or of `norms_by_parameter`.
+
+        Args:
+            weights: `[b]` (or `[U]`); after `norms_by_parameter` also `[P, b]` (or `[P, U]`), one for each part.
 
         A record of weight 0 contributes exactly 0, whatever its gradient. May be called more than once.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError, shortened
-from equidp.gradients.bookkeeping import BookKeeping
+from equidp.gradients.bookkeeping import BookKeeping, one_each
 from equidp.gradients.losses import Loss
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
@@ -45,7 +45,8 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
     there is; by copies on a CPU, which keep what models and losses remember, and survive what they refuse.
 
     Raises:
-        EquidpError: for a record or a label on which model or loss fail, where they take the first ones.
+        EquidpError: for a loss that is no number for each record, and for a record or a label on which model or loss
+            fail, where they take the first ones.
     """
     try:
         tried, judged = copy.deepcopy(model), copy.deepcopy(loss)
@@ -55,9 +56,11 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
         tried, judged = tried.cpu(), judged.cpu() if isinstance(judged, nn.Module) else judged
         with torch.no_grad():
             outputs = tried(features[:1].cpu())
-            judged(outputs, labels[:1].cpu())
+            losses = judged(outputs, labels[:1].cpu())
     except FAILURES:  # the first step has words for it
         return
+    if torch.is_tensor(losses):
+        one_each(losses, features[:1])
     for row in sorted(_extremes(features)):
         try:
             with torch.no_grad():

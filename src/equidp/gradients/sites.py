@@ -8,6 +8,7 @@ rule goes through `torch.func` as a whole, and a warning says so.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class Site:
             raise EquidpError(
                 f"Layer {self.name or 'model'!r} ({type(self.layer).__name__}) has no gradient rule, and torch.func "
                 f"cannot take it record by record ({reason}); give its own parameters layers of their own, so that the "
-                "rest of it, dropout above all, stays outside them."
+                f"rest of it, dropout above all, stays outside them.{_as_held(self.layer)}"
             ) from error
 
 
@@ -141,8 +142,9 @@ def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
         numel = sum(p.numel() for p in layer.parameters() if p.requires_grad)
         warnings.warn(
             f"Layer {name or 'model'!r} ({type(layer).__name__}) has no gradient rule{parameters}; it goes through "
-            f"torch.func, which is correct but slower, and holds {numel:,} numbers for each record of a chunk.",
-            stacklevel=2,
+            f"torch.func, which is correct but slower, and holds {numel:,} numbers for each record of a chunk."
+            f"{_as_held(layer)}",
+            stacklevel=_level_of_the_caller(),
         )
         yield Site(name, layer, fallback, {k: p for k, p in layer.named_parameters() if p.requires_grad})
     else:
@@ -151,6 +153,24 @@ def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
 
 def _is_held(key: str, parameter: nn.Parameter) -> bool:
     return parameter.dim() >= 3 and len(parameter) == 1 and "." not in key
+
+
+def _as_held(layer: nn.Module) -> str:
+    """How a parameter of a layer with others inside, such as positions `[places, width]`, comes to the rule `held`."""
+    own = [(k, p) for k, p in layer.named_parameters(recurse=False) if p.dim() >= 2 and not _is_held(k, p)]
+    if not own or not any(True for _ in layer.children()):
+        return ""
+    name, parameter = own[0]
+    shape = [1, *parameter.shape]
+    return f" If {name} is added to every record's values, as positions are, it is enough to give it the shape {shape}."
+
+
+def _level_of_the_caller() -> int:
+    """The `stacklevel` of the line that called this package: a warning that shows one of ours helps nobody."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__.partition(".")[0]:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _inside(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:

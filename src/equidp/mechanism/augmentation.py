@@ -46,7 +46,8 @@ class Augmentation:
         head: leading columns that no view changes; the features then are flat.
 
     Raises:
-        EquidpError: for more padding than an image has pixels to reflect.
+        EquidpError: for no views, for kinds that do not go together or are not of such records, and for more padding
+            than an image has pixels to reflect.
     """
 
     views: int
@@ -58,6 +59,14 @@ class Augmentation:
     head: int = 0
 
     def __post_init__(self) -> None:
+        if self.views < 1:
+            raise EquidpError(f"An augmentation has 1 view or more of each record, not {self.views}.")
+        if not self.kinds or not (set(self.kinds) <= {"flip", "crop"} or set(self.kinds) == {"noise"}):
+            raise EquidpError(
+                f"The kinds of an augmentation are ('flip', 'crop'), one of these, or ('noise',), not {self.kinds!r}."
+            )
+        if "noise" not in self.kinds and len(self.shape) != 3:
+            raise EquidpError(f"Flips and crops are of images [c, h, w], not of {list(self.shape)}.")
         if "crop" in self.kinds and self.padding >= min(self.shape[1:]):
             raise EquidpError(
                 f"training.augmentation_padding={self.padding}: images of {self.shape[1]}×{self.shape[2]} have no more "

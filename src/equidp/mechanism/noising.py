@@ -58,6 +58,15 @@ class Noising(Trying):
     _release_steps: range
     _side_noise: tuple[float, float] | None
     steps_begun: int = 0
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        sigma = f", σ={plan.noise_multiplier:.4g}, δ={plan.delta:g}" if self.algorithm.private else ""
+        return (
+            f"<{type(self).__name__} of {self.algorithm.name}: {self.steps_done} of {plan.steps} steps, "
+            f"{plan.batch_size} of {plan.records} in a batch{sigma}>"
+        )
+
     """Of so many steps noise may have been seen: those taken, and one that was interrupted."""
 
     def seed_unforeseen(self) -> None:

@@ -322,7 +322,7 @@ def privacy_facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
 
 def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
     """Sentences at the top, each once."""
-    found = (*_privacy_warnings(documents, privacy), *_training_warnings(documents), *_record_warnings(documents))
+    found = (*_privacy_warnings(documents, privacy), *training_warnings(documents), *_record_warnings(documents))
     return list(dict.fromkeys(found))
 
 
@@ -340,7 +340,7 @@ def _privacy_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Ma
     yield from [_doubtful_rules(doubtful, privacy)] if len(doubtful) > 1 else doubtful.values()
 
 
-def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
+def training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
     """Baselines and models that learnt nothing, or diverged, or could be trained better."""
     task = task_in(documents)
     if others := tables.other_baseline(documents):

@@ -277,7 +277,7 @@ def _conclude(
     from equidp.sweep.cell import finished
     from equidp.sweep.doubts import doubts
     from equidp.sweep.printed import print_table
-    from equidp.sweep.summary import rows_of, table_of, write_summary
+    from equidp.sweep.summary import rows_of, table_of, trained_badly, write_summary
 
     complete = [cell for cell in cells if finished(jobs[cell.key])]
     try:
@@ -286,7 +286,7 @@ def _conclude(
             doubtful = doubts(cells, complete)
             table = table_of(rows, against, doubtful)
             print_table(table, console)
-            for dataset, sentences in doubtful.items():
+            for dataset, sentences in (*doubtful.items(), *trained_badly(rows).items()):
                 for sentence in sentences:
                     console.print(f"{dataset}: {sentence}", soft_wrap=True, markup=False)
             folder = project.path / REPORTS / name

@@ -16,7 +16,7 @@ from equidp.algorithms import BASELINE
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import numbered
 from equidp.evaluation.seeds import Interval, over_seeds
-from equidp.reporting.page import html_report
+from equidp.reporting.page import html_report, training_warnings
 from equidp.reporting.rendering import linked
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.titles import METRIC_TITLES
@@ -306,6 +306,14 @@ def _page(rows: Sequence[Row], title: str, compared: pd.DataFrame | None, remark
         remarks,
         compared=compared,
     )
+
+
+def trained_badly(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """What the pages say of baselines and models that learnt nothing, or could be trained better, by data set."""
+    documents = defaultdict[str, dict[str, Any]](dict)
+    for row in rows:
+        documents[row.dataset][row.label] = averaged(row.algorithm, row.metrics)
+    return {dataset: said for dataset, of in documents.items() if (said := list(training_warnings(of)))}
 
 
 def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

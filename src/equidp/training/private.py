@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Sized
@@ -29,6 +30,7 @@ from equidp.gradients.misfit import refuse_odd_records
 from equidp.gradients.refusals import same
 from equidp.gradients.rewriting import rewritten
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import derived_seed
 from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.sampling import Examples, Population
@@ -46,6 +48,13 @@ READ_AT_ONCE = 1024
 
 READ_TWICE = 32
 """Items that are read again, to see whether they are the same."""
+
+
+JOINED = (
+    " Join what a record has of several kinds to one tensor (torch.cat) that the model splits; a mask can be made of "
+    "the ids (ids != pad)."
+)
+"""What to do with token ids beside a mask, or an image beside a table's row."""
 
 
 def make_private(
@@ -66,6 +75,7 @@ def make_private(
     classes: int = 0,
     groups: tuple[Tensor, int] | None = None,
     public: Data | None = None,
+    augmentation: Augmentation | None = None,
     ledger: Ledger | None = None,
     seed: int | None = None,
     device: str = "auto",
@@ -99,6 +109,7 @@ def make_private(
             None: the classes, where their number is given, for algorithms that look at groups. Of a unit's records the
             first one's counts.
         public: records without any guarantee, for algorithms that need some.
+        augmentation: a record's gradient is the mean over its random views (De et al. 2022), before its norm is taken.
         ledger: of the same run before it was interrupted; None: an empty one.
         seed: of a run that others may repeat, noise included; None: noise and batches of a cryptographic generator.
         device: `auto`, `cpu` or `cuda`.
@@ -122,21 +133,23 @@ def make_private(
     _refuse_other_uses(built)
     chosen = built.averaged(average)
     place, examples = device_of(training), _examples(data)
+    _refuse_other_views(augmentation, examples.features)
     ids, number = _groups(chosen, examples.labels, classes, groups)
     train = examples.to(place)
     population = Population(train, ids.to(place), by_unit=train.unit is not None)
+    if privacy.delta * population.size >= 1:  # told before the noise is solved for, which takes seconds
+        raise EquidpError(
+            f"delta={privacy.delta:g} is not below one over the {population.size} training records (or units of them): "
+            f"publishing one of them outright would meet it. Take {0.1 / population.size:.0e} or less."
+        )
     crossed = classes if chosen.objective.crossed else 0
     plan = plan_run(
         chosen, units=population.size, groups=number, classes=crossed, privacy=privacy, training=training
     )  # fmt: skip
-    if plan.delta >= 1 / plan.records:
-        raise EquidpError(
-            f"delta={plan.delta:g} is not below one over the {plan.records} training records (or units of them): "
-            f"publishing one of them outright would meet it. Take {0.1 / plan.records:.0e} or less."
-        )
     network = rewritten(model)
     refuse_odd_records(network, loss, train.features, train.labels)
     network = network.to(place)
+    views = 1 if augmentation is None else augmentation.views
     with GLOBAL_RANDOM:
         torch.manual_seed(secrets.randbits(63) if seed is None else derived_seed(seed, "dropout"))
     return Trainer(
@@ -149,9 +162,10 @@ def make_private(
         ledger=Ledger() if ledger is None else ledger,
         learning_rate=chosen.learning_rate or training.rate(plan.steps),
         optimizer=optimizer,
-        physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size)[1],
+        physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size, views)[1],
         precision=precision,
         public=None if public is None else _examples(public).to(place),
+        augmentation=augmentation,
     )
 
 
@@ -200,6 +214,19 @@ def _refuse_other_kinds(
             "optimizer is a name, or a Descent: leave it out, and set trainer.optimizer to one of torch's, of "
             "trainer.engine.parameters."
         )
+
+
+def _refuse_other_views(augmentation: Augmentation | None, features: Tensor) -> None:
+    if augmentation is None:
+        return
+    shape, head = tuple(augmentation.shape), augmentation.head
+    if tuple(features.shape[1:]) != ((head + math.prod(shape),) if head else shape):
+        raise EquidpError(
+            f"The augmentation is of records {list(shape)}, and the features are {list(features.shape[1:])}: give "
+            "Augmentation the shape of one record's features."
+        )
+    if "noise" in augmentation.kinds and not features.is_floating_point():
+        raise EquidpError(f"The augmentation adds noise to features of {features.dtype}: give it features.float().")
 
 
 def _refuse_other_uses(algorithm: Algorithm) -> None:
@@ -259,7 +286,7 @@ def _examples(data: Data) -> Examples:
         data = data.tensors  # type: ignore[assignment]
     if isinstance(data, tuple):
         if len(data) != 2:
-            raise EquidpError(f"The data have {len(data)} tensors: give features and labels.")
+            raise EquidpError(f"The data have {len(data)} tensors: give features and labels.{JOINED * (len(data) > 2)}")
         return Examples(*data)
     if not isinstance(data, Dataset | Sequence):
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
@@ -278,7 +305,7 @@ def _examples(data: Data) -> Examples:
         if not all(same(first[: len(second)], second) for first, second in zip(read[0], again, strict=True)):
             raise EquidpError(
                 "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "
-                "transforms out."
+                "transforms out; for flips and crops give `augmentation`."
             )
     columns = tuple(zip(*read, strict=True))
     for what, parts in zip(("features", "label"), columns, strict=True):
@@ -316,7 +343,8 @@ def _joined(items: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """`[b, …]` features and `[b, …]` labels of items of a dataset."""
     for item in items:
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise _no_pair(f"is a {type(item).__name__}" + (f" of {len(item)}" if isinstance(item, Sized) else ""))
+            size = len(item) if isinstance(item, Sized) else 0
+            raise _no_pair(f"is a {type(item).__name__}" + (f" of {size}" if size else ""), several=2 < size < 10)
     features, labels = zip(*items, strict=True)
     return _column("features", features), _column("label", labels)
 
@@ -328,12 +356,15 @@ def _column(what: str, values: Sequence[Any]) -> Tensor:
     except (TypeError, RuntimeError):  # of a picture, None, or lists of other lengths
         column = None
     if not torch.is_tensor(column):
-        raise _no_pair(f"has a {type(values[0]).__name__} as its {what}")
+        several = what == "features" and isinstance(values[0], Mapping | tuple)
+        raise _no_pair(f"has a {type(values[0]).__name__} as its {what}", several=several)
     return column
 
 
-def _no_pair(found: str) -> EquidpError:
-    return EquidpError(f"Each item of the dataset must be features, as one tensor, and a label; one {found}.")
+def _no_pair(found: str, *, several: bool) -> EquidpError:
+    return EquidpError(
+        f"Each item of the dataset must be features, as one tensor, and a label; one {found}.{JOINED * several}"
+    )
 
 
 def _refuse_ragged(what: str, values: Sequence[Any]) -> None:
