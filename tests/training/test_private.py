@@ -162,6 +162,10 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
         ({"options": ["clip_norm"]}, "given as options is a list: give a dict"),
         ({"ledger": []}, r"given as ledger is a list: give a Ledger, such as Ledger\(events\)"),
         ({"delta": 0.01}, "delta=0.01 is not below one over the 300 training records"),
+        (
+            {"algorithm": "dpis", "options": {"declared_records": 900}, "delta": 0.002},
+            "delta=0.002 is not below one over the 900 training records",
+        ),
         ({"optimizer": torch.optim.SGD(network().parameters())}, "set trainer.optimizer to one of torch's"),
         ({"algorithm": "dpsgd_f", "groups": GROUPS}, "The groups are a pair"),
         (

@@ -58,6 +58,7 @@ class Noising(Trying):
     _release_steps: range
     _side_noise: tuple[float, float] | None
     steps_begun: int = 0
+    """Of so many steps noise may have been seen: those taken, and one that was interrupted."""
 
     def __repr__(self) -> str:
         plan = self.plan
@@ -66,8 +67,6 @@ class Noising(Trying):
             f"<{type(self).__name__} of {self.algorithm.name}: {self.steps_done} of {plan.steps} steps, "
             f"{plan.batch_size} of {plan.records} in a batch{sigma}>"
         )
-
-    """Of so many steps noise may have been seen: those taken, and one that was interrupted."""
 
     def seed_unforeseen(self) -> None:
         """Seed torch's generators, which are everybody's, where the run has no seed."""

@@ -137,15 +137,12 @@ def make_private(
     ids, number = _groups(chosen, examples.labels, classes, groups)
     train = examples.to(place)
     population = Population(train, ids.to(place), by_unit=train.unit is not None)
-    if privacy.delta * population.size >= 1:  # told before the noise is solved for, which takes seconds
-        raise EquidpError(
-            f"delta={privacy.delta:g} is not below one over the {population.size} training records (or units of them): "
-            f"publishing one of them outright would meet it. Take {0.1 / population.size:.0e} or less."
-        )
+    _refuse_large(privacy.delta, population.size)  # told before the noise is solved for, which takes seconds
     crossed = classes if chosen.objective.crossed else 0
     plan = plan_run(
         chosen, units=population.size, groups=number, classes=crossed, privacy=privacy, training=training
     )  # fmt: skip
+    _refuse_large(privacy.delta, plan.records)  # an algorithm may declare more
     network = rewritten(model)
     refuse_odd_records(network, loss, train.features, train.labels)
     network = network.to(place)
@@ -213,6 +210,14 @@ def _refuse_other_kinds(
         raise EquidpError(
             "optimizer is a name, or a Descent: leave it out, and set trainer.optimizer to one of torch's, of "
             "trainer.engine.parameters."
+        )
+
+
+def _refuse_large(delta: float, records: int) -> None:
+    if delta * records >= 1:
+        raise EquidpError(
+            f"delta={delta:g} is not below one over the {records} training records (or units of them): publishing one "
+            f"of them outright would meet it. Take {0.1 / records:.0e} or less."
         )
 
 
