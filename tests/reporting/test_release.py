@@ -134,6 +134,14 @@ def test_a_model_that_took_fewer_steps_than_planned_says_so() -> None:
         assert "planned, of which" not in all_of_them[name].decode()
 
 
+def test_settings_stand_in_the_card_as_they_are_typed() -> None:
+    """It had Python's True and tuples, which no setting takes, and the page of the same run had true."""
+    training = card()["training"] | {"class_weights": (1.0, 2.5), "options": {"centred": True}}
+    found = files(card=card(training=training))["README.md"].decode().replace("\\", "")
+    for row in ("| class weights | 1.0+2.5 |", "| dpsgd.centred | true |"):
+        assert row in found
+
+
 @pytest.mark.parametrize("word", ["person", "unit"])
 def test_documents_that_are_written_later_tell_the_total_of_the_runs_own_unit(tmp_path: Path, word: str) -> None:
     """The command may leave `privacy.unit` out: of the record's total they said that it was what a person pays."""

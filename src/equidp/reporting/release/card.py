@@ -10,6 +10,7 @@ import yaml
 
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.data.sources import unit_named, unit_noun
+from equidp.options import as_typed
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
@@ -86,7 +87,7 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     chosen = {name.replace("_", " "): value for name, value in settings.items() if name not in known}
     chosen |= {f"{facts.algorithm}.{name}": value for name, value in (settings.get("options") or {}).items()}
     chosen |= {f"model.{name}": value for name, value in facts.network["options"].items()}
-    rows += [(name, str(value)) for name, value in {**chosen, **facts.software}.items() if value is not None]
+    rows += [(name, as_typed(value)) for name, value in {**chosen, **facts.software}.items() if value is not None]
     return rows
 
 
