@@ -138,14 +138,16 @@ def test_a_release_in_multiples_of_the_noise_is_no_other_at_one_noise_only(tmp_p
     """At σ = 1 counts of noise `1x` and of 1.0 are one event, but more noise helps the first alone."""
     privacy = {"noise_multiplier": 1.0, "delta": DELTA, "trials_law": "geometric", "trials_mean": 3}
 
-    def planned(*levels: Any) -> Any:
-        grid = {"training": {"epochs": [1, 8]}, "dpsgd_f": {"options": {"count_noise_multiplier": list(levels)}}}
+    def planned(*levels: Any, epochs: tuple[int, int] = (1, 8)) -> Any:
+        grid = {"training": {"epochs": list(epochs)}, "dpsgd_f": {"options": {"count_noise_multiplier": list(levels)}}}
         given = settings(tmp_path, algorithm="dpsgd_f", privacy=privacy, tune={"grid": grid})
         return plan_tuning(parts(digits, given).train, given)
 
     assert len(planned("1x").points) == 2
-    with pytest.raises(EquidpError, match=r"tune: .*count_noise_multiplier=1\.0.*whatever its noise"):
+    told = r"tune: .*count_noise_multiplier=1\.0 costs more than the first combination, whatever its noise.* most first"
+    with pytest.raises(EquidpError, match=told):
         planned("1x", 1.0)
+    assert len(planned("1x", 1.0, epochs=(8, 1)).points) == 4, "as the sentence asks for"
 
 
 def test_a_box_is_a_grid_of_points_spread_over_it_whatever_the_data(tmp_path: Any, digits: Any) -> None:
