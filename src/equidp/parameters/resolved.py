@@ -158,6 +158,8 @@ def varied(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     name, every = settings.audited, settings.to_dict()
     given = {key: value for key, value in every.items() if key != "audited" and key not in ALGORITHMS}
     given |= {"algorithm": name, name: every[name] if ALGORITHMS[name].below_options else every[name]["options"]}
+    if settings.training.trainable is not None:  # written there by `_with_network`, and not the user's
+        given["model"]["options"].pop("trainable", None)
     for setting, value in changes.items():
         *path, last = setting.split(".")
         place = given
