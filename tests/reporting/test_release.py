@@ -142,6 +142,16 @@ def test_settings_stand_in_the_card_as_they_are_typed() -> None:
         assert row in found
 
 
+def test_what_a_folder_says_of_its_network_is_in_the_config_and_not_in_the_card() -> None:
+    """It stood in a row of the card's table, a kilobyte of Python with None and False."""
+    network = {"network": "hf:minilm", "trainable": "lora", "config": {"model": {"bos_token_id": None}}}
+    found = files(card=card(model="backbone", options=network))
+    assert "bos_token_id" in found["config.json"].decode()
+    told = found["README.md"].decode()
+    assert "| model.trainable | lora |" in told
+    assert "model.config" not in told
+
+
 @pytest.mark.parametrize("word", ["person", "unit"])
 def test_documents_that_are_written_later_tell_the_total_of_the_runs_own_unit(tmp_path: Path, word: str) -> None:
     """The command may leave `privacy.unit` out: of the record's total they said that it was what a person pays."""

@@ -86,7 +86,8 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     known = {"epochs", "batch_size", "options"}
     chosen = {name.replace("_", " "): value for name, value in settings.items() if name not in known}
     chosen |= {f"{facts.algorithm}.{name}": value for name, value in (settings.get("options") or {}).items()}
-    chosen |= {f"model.{name}": value for name, value in facts.network["options"].items()}
+    network = facts.network["options"].items()  # a block, such as what a folder says of its network, is in config.json
+    chosen |= {f"model.{name}": value for name, value in network if not isinstance(value, Mapping)}
     rows += [(name, as_typed(value)) for name, value in {**chosen, **facts.software}.items() if value is not None]
     return rows
 
