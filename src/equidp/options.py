@@ -193,6 +193,13 @@ def _reason(error: ErrorDetails) -> str:
             return error["msg"].removeprefix("Value error, ").removesuffix(".")  # the sentence goes on, or ends once
 
 
+def as_typed(value: Any) -> str:
+    """A value as it is written in `--params`: `true`, `null`, and a list as `16+8`."""
+    if isinstance(value, list | tuple):
+        return "+".join(map(as_typed, value))
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def dotted(settings: Mapping[str, Any], prefix: str = "", *, empty: bool = False) -> dict[str, Any]:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`; an empty block is left out, or with `empty` kept as `{"a": {}}`."""
     found: dict[str, Any] = {}

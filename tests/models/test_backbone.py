@@ -25,8 +25,9 @@ from equidp.models.features import extract, feature_map
 from equidp.models.hubs.network import ImageNetwork, Preparation
 from equidp.models.hubs.trainable import choose
 from equidp.options import dotted
-from equidp.parameters import resolve
+from equidp.parameters import TrainingSettings, resolve
 from equidp.pipelines.ingestion.nodes import encode_records
+from equidp.training.networks import augmentation
 
 timm = pytest.importorskip("timm", reason="needs equidp[pretrained]")
 transformers = pytest.importorskip("transformers", reason="needs equidp[pretrained]")
@@ -322,6 +323,14 @@ def test_views_and_precision_of_features_are_refused_where_there_are_none(bert: 
         )
     with pytest.raises(EquidpError, match=r"model\.options\.views=4: a text has one view"):
         build_model("backbone", reviews.schema, options={"network": f"hf:{bert}", "views": 4})
+
+
+def test_features_of_a_network_have_no_random_views(bert: Path, reviews: Records) -> None:
+    """They were taken for columns of a table in [0, 1], and got its noise."""
+    rows = extract(reviews, "network", {"network": f"hf:{bert}"})
+    assert rows.schema.kind == "tabular"
+    with pytest.raises(EquidpError, match=r"are those of a fixed map, of which there are no random views"):
+        augmentation(TrainingSettings(augmentations=2), rows.schema, 0)
 
 
 def test_a_missing_library_is_one_sentence(weights: Path, monkeypatch) -> None:

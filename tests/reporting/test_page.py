@@ -18,7 +18,7 @@ from equidp.evaluation.metrics import metrics_document
 from equidp.reporting import rendering, tables
 from equidp.reporting.page import EXACT_SIZES, html_report
 from equidp.reporting.released import released_page
-from equidp.reporting.rendering import linked, whole
+from equidp.reporting.rendering import flat_texts, linked, whole
 from equidp.reporting.titles import figure_text
 
 from .conftest import HOSTILE
@@ -407,6 +407,11 @@ def test_settings_that_all_private_rows_share_are_told_once(sample):
         ["dpsgd", "privacy.delta", "1e-05"],
         ["dpsgd_f", "privacy.delta", "1e-06"],
     ]
+
+
+def test_values_in_a_list_are_told_as_they_are_typed() -> None:
+    """Of a grid with a value that is not set the page had Python's None, and its lists."""
+    assert flat_texts({"grid": {"a": [None, True, [1, 2]], "b": None}}) == {"grid.a": "null, true, 1+2", "grid.b": "–"}
 
 
 def test_settings_without_a_value_are_only_named(sample):

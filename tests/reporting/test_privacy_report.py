@@ -400,6 +400,18 @@ def test_the_page_of_a_tuning_tells_for_whom_each_epsilon_is(unit: str, called: 
     assert f"for a validation {called}<" in page
 
 
+def test_a_grids_values_are_told_as_they_are_typed() -> None:
+    """A null in the grid, for what is not set, was told as Python's None, and so was a choice of it."""
+    chosen = {"algorithm": "dpsgd", "grid": {"training.class_weights": [None, [1.0, 2.0]]}, "box": {}, "points": 2}
+    chosen |= {"exact": True, "validation": None, "trials": {"max": 1}, "score": "worst_group", "value": 0.5}
+    chosen |= {"chosen": {"training.class_weights": None}, "epsilon": 3.0, "epsilon_declared": 3.0, "delta": 1e-5}
+    of = honest(tuning=chosen)
+    page = tuning_page("tuning", chosen, of, {}, {}, {}, {})
+    assert page.count("training.class_weights = null") == 1
+    assert ">null, 1.0+2.0<" in page
+    assert ">null<" in page
+
+
 @pytest.mark.parametrize("secure", [True, False])
 def test_the_page_of_a_secure_tuning_says_that_it_stays_inside(secure: bool) -> None:
     """It has the digest of the raw files and, with diagnostics, every trial, and looked as if made to be shown."""

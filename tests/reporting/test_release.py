@@ -134,6 +134,24 @@ def test_a_model_that_took_fewer_steps_than_planned_says_so() -> None:
         assert "planned, of which" not in all_of_them[name].decode()
 
 
+def test_settings_stand_in_the_card_as_they_are_typed() -> None:
+    """It had Python's True and tuples, which no setting takes, and the page of the same run had true."""
+    training = card()["training"] | {"class_weights": (1.0, 2.5), "options": {"centred": True}}
+    found = files(card=card(training=training))["README.md"].decode().replace("\\", "")
+    for row in ("| class weights | 1.0+2.5 |", "| dpsgd.centred | true |"):
+        assert row in found
+
+
+def test_what_a_folder_says_of_its_network_is_in_the_config_and_not_in_the_card() -> None:
+    """It stood in a row of the card's table, a kilobyte of Python with None and False."""
+    network = {"network": "hf:minilm", "trainable": "lora", "config": {"model": {"bos_token_id": None}}}
+    found = files(card=card(model="backbone", options=network))
+    assert "bos_token_id" in found["config.json"].decode()
+    told = found["README.md"].decode()
+    assert "| model.trainable | lora |" in told
+    assert "model.config" not in told
+
+
 @pytest.mark.parametrize("word", ["person", "unit"])
 def test_documents_that_are_written_later_tell_the_total_of_the_runs_own_unit(tmp_path: Path, word: str) -> None:
     """The command may leave `privacy.unit` out: of the record's total they said that it was what a person pays."""

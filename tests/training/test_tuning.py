@@ -25,7 +25,7 @@ from equidp.data.records import Split
 from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.evaluation.histogram import Noised
-from equidp.parameters import Settings, resolve
+from equidp.parameters import Settings, resolve, varied
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.tune import nodes
 from equidp.training import TrainingRequest
@@ -138,14 +138,29 @@ def test_a_release_in_multiples_of_the_noise_is_no_other_at_one_noise_only(tmp_p
     """At σ = 1 counts of noise `1x` and of 1.0 are one event, but more noise helps the first alone."""
     privacy = {"noise_multiplier": 1.0, "delta": DELTA, "trials_law": "geometric", "trials_mean": 3}
 
-    def planned(*levels: Any) -> Any:
-        grid = {"training": {"epochs": [1, 8]}, "dpsgd_f": {"options": {"count_noise_multiplier": list(levels)}}}
+    def planned(*levels: Any, epochs: tuple[int, int] = (1, 8)) -> Any:
+        grid = {"training": {"epochs": list(epochs)}, "dpsgd_f": {"options": {"count_noise_multiplier": list(levels)}}}
         given = settings(tmp_path, algorithm="dpsgd_f", privacy=privacy, tune={"grid": grid})
         return plan_tuning(parts(digits, given).train, given)
 
     assert len(planned("1x").points) == 2
-    with pytest.raises(EquidpError, match=r"tune: .*count_noise_multiplier=1\.0.*whatever its noise"):
+    told = r"tune: .*count_noise_multiplier=1\.0 costs more than the first combination, whatever its noise.* most first"
+    with pytest.raises(EquidpError, match=told):
         planned("1x", 1.0)
+    assert len(planned("1x", 1.0, epochs=(8, 1)).points) == 4, "as the sentence asks for"
+
+
+def test_what_is_trained_of_a_network_may_be_varied_over_a_presets(tmp_path: Any) -> None:
+    """It was refused as two settings that differ, the second of which nobody had given."""
+    network = {"name": "backbone", "options": {"network": "timm:test_resnet", "weights": "w"}}
+    training = {"trainable": "lora", "device": "cpu"}
+    preset = settings(tmp_path, model=network, training=training)
+    for changes, trained in (({"training.trainable": "bias"}, "bias"), ({"training.learning_rate": 0.5}, "lora")):
+        point = varied(preset, changes)
+        assert (point.training.trainable, point.model.options["trainable"]) == (trained, trained)
+    assert preset.model.options["trainable"] == "lora"
+    with pytest.raises(EquidpError, match=r"model\.options\.trainable differ"):
+        varied(preset, {"training.trainable": "bias", "model.options.trainable": "norm"})
 
 
 def test_a_box_is_a_grid_of_points_spread_over_it_whatever_the_data(tmp_path: Any, digits: Any) -> None:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from equidp.hooks.entries import RELEASE, written_to
 from equidp.hooks.guard import evaluated, names_of
+from equidp.options import as_typed
 from equidp.system.logs import terminal
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _print_choice(choice: dict[str, Any], released: dict[str, Any]) -> None:
         for part, of in parts.items()
         if of
     ]
-    settings = ", ".join(f"{name}={value}" for name, value in choice["chosen"].items())
+    settings = ", ".join(f"{name}={as_typed(value)}" for name, value in choice["chosen"].items())
     how = "exact: a choice without privacy, for research" if choice["exact"] else "with noise"
     terminal().print(
         f"chosen: {settings} ({choice['score'].replace('_', ' ')} {choice['value']:.3f}, {how}).\n{'; '.join(costs)}.",

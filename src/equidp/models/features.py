@@ -285,6 +285,12 @@ def is_raw_image(schema: Schema) -> bool:
     return schema.kind == "image" and bool(schema.mean)
 
 
+def is_mapped(schema: Schema) -> bool:
+    """Whether features are those of a map: of images without scaling constants, or a network's row of numbers."""
+    row = bool(schema.feature_names) and schema.feature_names[0].startswith(BACKBONE_FEATURE)
+    return row or (schema.kind == "image" and not is_raw_image(schema))
+
+
 def _known(name: str) -> str:
     refuse_unknown("features", [name], FEATURES)
     return name

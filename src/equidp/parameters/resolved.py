@@ -158,6 +158,8 @@ def varied(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     name, every = settings.audited, settings.to_dict()
     given = {key: value for key, value in every.items() if key != "audited" and key not in ALGORITHMS}
     given |= {"algorithm": name, name: every[name] if ALGORITHMS[name].below_options else every[name]["options"]}
+    if settings.training.trainable is not None:  # written there by `_with_network`, and not the user's
+        given["model"]["options"].pop("trainable", None)
     for setting, value in changes.items():
         *path, last = setting.split(".")
         place = given
@@ -372,10 +374,9 @@ def _readable(name: str, values: object, error: ValidationError) -> EquidpError:
         if not isinstance(at, Mapping):  # from here on pydantic's own words, such as which kind of value it tried
             break
         place, at = [*place, str(part)], at.get(part)
-    where = ".".join(place)
     if not first["loc"]:  # of several settings, which most name with their section
         return EquidpError(f"{reason}." if reason.startswith(f"{name}.") else f"{name}: {reason}.")
-    return EquidpError(f"{where}={first['input']!r}: {reason}.")
+    return EquidpError(f"{'.'.join(place)}={first['input']!r}: {reason}.")
 
 
 def check_names(given: Iterable[str], valid: Iterable[str]) -> None:

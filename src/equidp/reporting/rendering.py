@@ -28,7 +28,7 @@ import jinja2
 import plotly.graph_objects as go
 from markupsafe import Markup, escape
 
-from equidp.options import dotted
+from equidp.options import as_typed, dotted
 from equidp.system.files import replacing
 from equidp.system.notebooks import without_ipython
 
@@ -207,8 +207,6 @@ def flat_texts(values: Mapping) -> dict[str, str]:
 
 
 def _typed(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, list | tuple):
-        value = ", ".join(map(str, value))
-    return UNSET if value in NO_VALUES else str(value)
+        value = ", ".join(map(as_typed, value))
+    return UNSET if value in NO_VALUES else as_typed(value)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 
 from equidp.data.sources import unit_noun
+from equidp.options import as_typed
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def tuning(privacy: Mapping) -> Section | None:
         return None
     held, score = entry["validation"], str(entry["score"]).replace("_", " ")
     score = score.replace("worst group", "accuracy of its worst group")
-    chosen = ", ".join(f"{name} = {value}" for name, value in (entry.get("chosen") or {}).items())
+    chosen = ", ".join(f"{name} = {as_typed(value)}" for name, value in (entry.get("chosen") or {}).items())
     chosen = f": {chosen}" if chosen else ""
     if held is None:
         return Section(

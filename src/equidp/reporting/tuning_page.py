@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equidp.data.sources import unit_noun
-from equidp.options import dotted, listed
+from equidp.options import as_typed, dotted, listed
 from equidp.reporting.privacy_report import privacy_sections, research_mode
 from equidp.reporting.released import released_page
 from equidp.reporting.rendering import PageTable, TableCell, render
@@ -51,7 +51,7 @@ def tuning_page(
         warnings=[*warnings, mode or INSIDE],
         cards=_cards(choice),
         declared=_table("Declared before the first trial", _declared(choice, privacy)),
-        chosen=_table("Chosen", list(choice["chosen"].items())),
+        chosen=_table("Chosen", [(name, as_typed(value)) for name, value in choice["chosen"].items()]),
         trials=_every(trials),
         released=released_page(released, beside_exact=False) if released else None,
         statement=privacy_sections(privacy),
@@ -71,7 +71,7 @@ def _cards(choice: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def _declared(choice: Mapping[str, Any], privacy: Mapping[str, Any]) -> list[tuple[str, Any]]:
     law, held = choice["trials"], choice["validation"]
     rows = [("algorithm", choice["algorithm"])]
-    rows += [(name, ", ".join(map(str, listed(of)))) for name, of in dotted(choice["grid"]).items()]
+    rows += [(name, ", ".join(map(as_typed, listed(of)))) for name, of in dotted(choice["grid"]).items()]
     for name, (low, high, *log) in choice["box"].items():
         rows.append((name, f"{low} to {high}{', logarithmic' * bool(log)}"))
     rows.append(("combinations", choice["points"]))
@@ -104,7 +104,7 @@ def _every(trials: Mapping[str, Any]) -> PageTable | None:
     rows = tuple(
         (
             TableCell(str(k), k),
-            *(TableCell.of(one["settings"][name]) for name in names),
+            *(TableCell.of(as_typed(one["settings"][name])) for name in names),
             TableCell(f"{one['score']:.4f}", one["score"]),
         )
         for k, one in enumerate(trials["trials"])

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from equidp.errors import EquidpError, refuse_unknown, unknown_name
-from equidp.options import Declared, dotted, refusal_of
+from equidp.options import Declared, as_typed, dotted, refusal_of
 from equidp.typed import keep_as_typed
 
 KEYS = {"algorithm": "algorithms", "dataset": "datasets", "privacy.epsilon": "epsilons", "seed": "seeds"}
@@ -220,10 +220,8 @@ def _written(name: str, value: Any) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "+".join(_text(name, part) for part in value)
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    if "," in text or isinstance(value, Mapping):
+    text, parts = as_typed(value), value if isinstance(value, (list, tuple)) else [value]
+    if "," in text or any(isinstance(part, Mapping) for part in parts):
         raise EquidpError(
             f"{name}={value!r} cannot be a setting of a sweep, as --params has no way to write it: "
             f"put it into a preset in conf/local."

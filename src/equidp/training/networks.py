@@ -18,7 +18,7 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import derived_seed
 from equidp.models import Model, build_model
-from equidp.models.features import is_raw_image
+from equidp.models.features import is_mapped, is_raw_image
 from equidp.parameters import ModelSettings, TrainingSettings
 from equidp.parameters.sections import AUGMENTATIONS, HUBER_DELTA
 from equidp.tasks import task_of
@@ -67,7 +67,7 @@ def augmentation(training: TrainingSettings, schema: Schema, seed: int) -> Augme
     """
     if not training.augmentations:
         return None
-    mapped = schema.kind == "image" and not is_raw_image(schema)
+    mapped = is_mapped(schema)  # a network's row of numbers is a table by its kind
     there = () if mapped else AUGMENTATIONS.get(schema.kind, ())
     kinds = training.augmentation_kinds or there
     if not there or not set(kinds) <= set(there):

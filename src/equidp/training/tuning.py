@@ -425,7 +425,7 @@ def _within(
         except EquidpError as error:
             asked = ", ".join(f"{setting}={value}" for setting, value in dict(point.changes).items())
             raise EquidpError(
-                f"tune: {asked} costs more than the settings without the grid, whatever its noise: leave it "
-                "out, or give its other releases noise in multiples of the gradient's (`1x`)."
+                f"tune: {asked} costs more than the first combination, whatever its noise: leave it out, name values "
+                "that cost most first, or give its other releases noise in multiples of the gradient's (`1x`)."
             ) from error
     return dataclasses.replace(point, plan=dataclasses.replace(plan, noise_multiplier=least))

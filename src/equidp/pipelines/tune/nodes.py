@@ -24,7 +24,7 @@ from equidp.evaluation.histogram import Noised, noised_histogram
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.noise import derived_seed
 from equidp.models.weights import Weights, load_weights, network_of, save_weights
-from equidp.options import dotted
+from equidp.options import as_typed, dotted
 from equidp.parameters import Settings, concerning, varied
 from equidp.pipelines.evaluation.nodes import release_figures
 from equidp.pipelines.ingestion.nodes import divide
@@ -235,7 +235,7 @@ def _chosen_settings(settings: Settings, chosen: Mapping[str, Any]) -> dict[str,
     for setting in chosen:
         block, _, rest = setting.partition(".")
         place = setting if setting in shown else f"{block}.options.{rest}"
-        shown[place] = f"{shown.get(place, chosen[setting])} (chosen)"
+        shown[place] = f"{as_typed(shown.get(place, chosen[setting]))} (chosen)"
     return shown
 
 

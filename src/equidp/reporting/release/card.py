@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import yaml
 
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.data.sources import unit_named, unit_noun
+from equidp.options import as_typed
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
@@ -86,13 +86,10 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     known = {"epochs", "batch_size", "options"}
     chosen = {name.replace("_", " "): value for name, value in settings.items() if name not in known}
     chosen |= {f"{facts.algorithm}.{name}": value for name, value in (settings.get("options") or {}).items()}
-    chosen |= {f"model.{name}": value for name, value in facts.network["options"].items()}
-    rows += [(name, _as_in_conf(value)) for name, value in {**chosen, **facts.software}.items() if value is not None]
+    network = facts.network["options"].items()  # a block, such as what a folder says of its network, is in config.json
+    chosen |= {f"model.{name}": value for name, value in network if not isinstance(value, Mapping)}
+    rows += [(name, as_typed(value)) for name, value in {**chosen, **facts.software}.items() if value is not None]
     return rows
-
-
-def _as_in_conf(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def most_frequent(metrics: Mapping[str, Any]) -> str:
