@@ -223,3 +223,12 @@ def test_hooks_that_change_nothing_of_ours_may_do_as_they_like(project, beside):
     kedro_run(project, "dpsgd", **QUICK)
     assert "dpsgd.train_model" in seen
     assert (report_folder(project, "dpsgd") / "report.html").is_file()
+
+
+def test_folders_may_be_written_with_a_slash_at_their_end(project):
+    """In the catalog too: an absolute path is left there as it was written."""
+    (project / "conf/local").mkdir(exist_ok=True)
+    ledger = f"privacy_ledger: {{type: equidp.pipelines.datasets.FolderDataset, filepath: {project}/data/of_all//}}\n"
+    (project / "conf/local/catalog.yml").write_text(ledger)
+    kedro_run(project, "dpsgd", raw_dir=f"{project}/data/01_raw/", options={"to_nodes": ["dpsgd.train_model"]}, **QUICK)
+    assert (project / "data/of_all/ledger.jsonl").is_file()

@@ -118,7 +118,8 @@ class Handed:
 
         if isinstance(value, Settings) and value is not self._settings:
             raise _refusal(node, name, "it is not what was validated before the run")
-        if isinstance(value, Path) and str(value) != entry_of(self._catalog, name).get("filepath"):
+        # a path drops the "/" at the end that an entry or raw_dir may have
+        if isinstance(value, Path) and value != Path(entry_of(self._catalog, name).get("filepath", "")):
             raise _refusal(node, name, f"{value} is not the folder that the catalog's files say")
         if isinstance(value, Records) and not self._is_made(name, value):
             raise _refusal(node, name, "these records are not those that equidp's own nodes have made")
