@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,27 @@ def test_a_node_of_ones_own_between_ours_that_changes_records_is_refused(project
             return tuple(parts)
 
         own = node(oversample, split.inputs, split.outputs, name="oversample", namespace="ingestion")
+        found["mine"] = Pipeline([own, *(one for one in found["dpsgd"].nodes if one != split)])
+        return found
+
+    monkeypatch.setattr(pipeline_registry, "register_pipelines", with_own)
+    refused(project, "'train' that this run tells of: these records are not those", "mine")
+
+
+def test_a_node_of_ours_in_a_function_of_ones_own_is_refused(project, monkeypatch):
+    """Under the name of ours, as a decorator gives it, its records passed for ours."""
+
+    def with_own(ours=pipeline_registry.register_pipelines):
+        found = ours()
+        (split,) = (one for one in found["dpsgd"].nodes if "train" in one.outputs)
+
+        @functools.wraps(split.func)
+        def oversample(*given):
+            parts = split.func(*given)
+            named = zip(split.outputs, parts, strict=True)
+            return tuple(threefold(part) if name == "train" else part for name, part in named)
+
+        own = node(oversample, split.inputs, split.outputs, name="split_records", namespace="ingestion")
         found["mine"] = Pipeline([own, *(one for one in found["dpsgd"].nodes if one != split)])
         return found
 
