@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,27 @@ def test_a_node_of_ones_own_between_ours_that_changes_records_is_refused(project
     refused(project, "'train' that this run tells of: these records are not those", "mine")
 
 
+def test_a_node_of_ours_in_a_function_of_ones_own_is_refused(project, monkeypatch):
+    """Under the name of ours, as a decorator gives it, its records passed for ours."""
+
+    def with_own(ours=pipeline_registry.register_pipelines):
+        found = ours()
+        (split,) = (one for one in found["dpsgd"].nodes if "train" in one.outputs)
+
+        @functools.wraps(split.func)
+        def oversample(*given):
+            parts = split.func(*given)
+            named = zip(split.outputs, parts, strict=True)
+            return tuple(threefold(part) if name == "train" else part for name, part in named)
+
+        own = node(oversample, split.inputs, split.outputs, name="split_records", namespace="ingestion")
+        found["mine"] = Pipeline([own, *(one for one in found["dpsgd"].nodes if one != split)])
+        return found
+
+    monkeypatch.setattr(pipeline_registry, "register_pipelines", with_own)
+    refused(project, "'train' that this run tells of: these records are not those", "mine")
+
+
 @pytest.mark.parametrize("name", ["records", "train"])
 def test_records_that_a_hook_changes_in_place_are_refused(project, beside, name):
     """Centred by their own mean, each would depend on all others."""
@@ -223,3 +245,12 @@ def test_hooks_that_change_nothing_of_ours_may_do_as_they_like(project, beside):
     kedro_run(project, "dpsgd", **QUICK)
     assert "dpsgd.train_model" in seen
     assert (report_folder(project, "dpsgd") / "report.html").is_file()
+
+
+def test_folders_may_be_written_with_a_slash_at_their_end(project):
+    """In the catalog too: an absolute path is left there as it was written."""
+    (project / "conf/local").mkdir(exist_ok=True)
+    ledger = f"privacy_ledger: {{type: equidp.pipelines.datasets.FolderDataset, filepath: {project}/data/of_all//}}\n"
+    (project / "conf/local/catalog.yml").write_text(ledger)
+    kedro_run(project, "dpsgd", raw_dir=f"{project}/data/01_raw/", options={"to_nodes": ["dpsgd.train_model"]}, **QUICK)
+    assert (project / "data/of_all/ledger.jsonl").is_file()

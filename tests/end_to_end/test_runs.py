@@ -642,3 +642,10 @@ def test_a_pipeline_of_ones_own_may_name_its_output_as_it_likes(project, monkeyp
 
     monkeypatch.setattr(pipeline_registry, "register_pipelines", with_own)
     kedro_run(project, "mine")
+
+
+def test_the_ledgers_figure_is_no_run_of_mlflow(project: Path) -> None:
+    kedro_run(project, "dpsgd", **QUICK)
+    before = [run.info.run_id for run in mlflow_runs(project)]
+    kedro_run(project, "ledger")
+    assert [run.info.run_id for run in mlflow_runs(project)] == before

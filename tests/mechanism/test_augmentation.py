@@ -107,6 +107,12 @@ def test_views_that_there_are_not_are_refused(views: int, kinds: tuple[str, ...]
         Augmentation(views, kinds, key=5, shape=shape)
 
 
+@pytest.mark.parametrize("given", [{"padding": -1}, {"head": -2}])
+def test_pieces_that_would_reach_into_the_next_record_are_refused(given: dict[str, int]) -> None:
+    with pytest.raises(EquidpError, match=r"of an augmentation is 0 or more, not -"):
+        dataclasses.replace(MOVING, **given)
+
+
 def test_leading_columns_stay() -> None:
     numbered = torch.cat([torch.arange(9, dtype=torch.uint8)[:, None], IMAGES.flatten(1)], 1)
     seen = of(dataclasses.replace(MOVING, head=1), numbered)

@@ -29,6 +29,11 @@ def is_ours(node: Node) -> bool:
     return str(getattr(node.func, "__module__", "")).startswith("equidp.")  # a method of str, say, has none
 
 
+def _makes_ours(node: Node) -> bool:
+    """Whether its function is none of a user's own around one of ours, which `functools.wraps` names as ours."""
+    return is_ours(node) and str(getattr(node.func, "__globals__", {}).get("__name__", "")).startswith("equidp.")
+
+
 def refuse_namespace(nodes: Iterable[Node]) -> None:
     """Refuse our pipelines in a namespace of the user's own: hooks know a model by its algorithm's name alone.
 
@@ -83,7 +88,7 @@ class Handed:
         """Remember which records a node of ours has made, before other hooks see them."""
         from equidp.data.records import Records  # late: it imports torch
 
-        for name, value in outputs.items() if is_ours(node) else ():
+        for name, value in outputs.items() if _makes_ours(node) else ():
             if isinstance(value, Records):
                 # never the records themselves: Kedro frees them once nobody needs them
                 same = entry_of(self._catalog, name).get("copy_mode") == ASSIGNED
@@ -118,7 +123,8 @@ class Handed:
 
         if isinstance(value, Settings) and value is not self._settings:
             raise _refusal(node, name, "it is not what was validated before the run")
-        if isinstance(value, Path) and str(value) != entry_of(self._catalog, name).get("filepath"):
+        # a path drops the "/" at the end that an entry or raw_dir may have
+        if isinstance(value, Path) and value != Path(entry_of(self._catalog, name).get("filepath", "")):
             raise _refusal(node, name, f"{value} is not the folder that the catalog's files say")
         if isinstance(value, Records) and not self._is_made(name, value):
             raise _refusal(node, name, "these records are not those that equidp's own nodes have made")

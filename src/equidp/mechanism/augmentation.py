@@ -67,6 +67,9 @@ class Augmentation:
             )
         if "noise" not in self.kinds and len(self.shape) != 3:
             raise EquidpError(f"Flips and crops are of images [c, h, w], not of {list(self.shape)}.")
+        for name in ("padding", "head"):  # a piece would reach into the next record
+            if getattr(self, name) < 0:
+                raise EquidpError(f"The {name} of an augmentation is 0 or more, not {getattr(self, name)}.")
         if "crop" in self.kinds and self.padding >= min(self.shape[1:]):
             raise EquidpError(
                 f"training.augmentation_padding={self.padding}: images of {self.shape[1]}×{self.shape[2]} have no more "
