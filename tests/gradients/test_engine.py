@@ -727,9 +727,9 @@ def test_a_wrong_number_of_weights_is_refused() -> None:
     model, features = mlp()
     engine = GradientEngine(model, cross_entropy)
     engine.norms(features, torch.zeros(5, dtype=torch.int64))
-    for number in (4, 6):
+    for given, number in ((torch.ones(4), 4), (torch.ones(6), 6), (torch.tensor(1.0), 1)):
         with pytest.raises(EquidpError, match=f"{number} weights for 5 records"):
-            engine.weighted_sum(torch.ones(number))
+            engine.weighted_sum(given)
 
 
 def test_batch_norm_is_refused_in_training_mode_only(check) -> None:

@@ -152,9 +152,9 @@ class BookKeeping:
         if self._kept is None:
             raise EquidpError("weighted_sum needs what a preceding norms call kept; call norms first.")
         rows = self._records if self._units is None else len(self._units.counts)
-        if weights.shape[-1] != rows:
+        if not weights.dim() or weights.shape[-1] != rows:
             raise EquidpError(
-                f"weighted_sum got {weights.shape[-1]} weights for {rows} "
+                f"weighted_sum got {weights.shape[-1] if weights.dim() else 1} weights for {rows} "
                 f"{'records' if self._units is None else 'units'}."
             )
         if weights.dim() > 1 and (self._together is not None or len(weights) != len(self.parameters)):
@@ -339,9 +339,10 @@ def one_each(losses: Tensor, features: Tensor) -> Tensor:
     """
     if losses.shape != (len(features),):
         records = "1 record" if len(features) == 1 else f"{len(features)} records"
+        dropped = " A squeeze() drops the dimension of a single record: name one, as squeeze(1) does."
         raise EquidpError(
             f"The loss has shape {tuple(losses.shape)} for {records}; it must be one number per record "
-            "(reduction='none')."
+            f"(reduction='none').{dropped if len(features) == 1 else ''}"
         )
     return losses
 
