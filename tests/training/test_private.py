@@ -187,6 +187,12 @@ def test_a_delta_that_promises_nothing_is_told_before_the_noise_is_solved_for(mo
         make_private(network(), (FEATURES, LABELS), LOSS, **{**ASKED, "delta": 0.01}, seed=0)
 
 
+def test_a_delta_of_just_one_over_the_number_of_records_is_refused() -> None:
+    assert 1 / 49 * 49 < 1  # by rounding
+    with pytest.raises(EquidpError, match="is not below one over the 49"):
+        make_private(network(), (FEATURES[:49], LABELS[:49]), LOSS, **{**ASKED, "delta": 1 / 49}, seed=0)
+
+
 def test_a_loss_that_averages_is_told_before_the_first_step() -> None:
     with pytest.raises(EquidpError, match=r"The loss has shape \(\) for 1 record; .*reduction='none'.*squeeze\(1\)"):
         make_private(network(), (FEATURES, LABELS), nn.CrossEntropyLoss(), **ASKED, seed=0)

@@ -214,7 +214,7 @@ def _refuse_other_kinds(
 
 
 def _refuse_large(delta: float, records: int) -> None:
-    if delta * records >= 1:
+    if delta >= 1 / records:
         raise EquidpError(
             f"delta={delta:g} is not below one over the {records} training records (or units of them): publishing one "
             f"of them outright would meet it. Take {0.1 / records:.0e} or less."
