@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from equidp.data.records import Schema
 from equidp.errors import EquidpError
 from equidp.models.base import Model
-from equidp.models.features import BACKBONE_FEATURE
+from equidp.models.features import is_row_of_network
 from equidp.models.heads import HeadOptions
 from equidp.models.hubs import Network, Precision, Views, check_name, config_of, open_network
 from equidp.models.hubs.trainable import BATCH_NORMS, Trainable, choose
@@ -123,7 +123,7 @@ class Backbone(Model):
         super().__init__(schema, options)
         self.network: Network | None = None
         self.fixed = options.trainable == "head"
-        if schema.feature_names and schema.feature_names[0].startswith(BACKBONE_FEATURE):
+        if is_row_of_network(schema):
             if options.trainable != "head":
                 raise EquidpError(f"training.trainable={options.trainable}: the records are features already.")
             width = schema.shape[0]

@@ -285,10 +285,14 @@ def is_raw_image(schema: Schema) -> bool:
     return schema.kind == "image" and bool(schema.mean)
 
 
+def is_row_of_network(schema: Schema) -> bool:
+    """Whether features are a pretrained network's row of numbers, which is a table by its kind."""
+    return bool(schema.feature_names) and schema.feature_names[0].startswith(BACKBONE_FEATURE)
+
+
 def is_mapped(schema: Schema) -> bool:
     """Whether features are those of a map: of images without scaling constants, or a network's row of numbers."""
-    row = bool(schema.feature_names) and schema.feature_names[0].startswith(BACKBONE_FEATURE)
-    return row or (schema.kind == "image" and not is_raw_image(schema))
+    return is_row_of_network(schema) or (schema.kind == "image" and not is_raw_image(schema))
 
 
 def _known(name: str) -> str:

@@ -67,7 +67,7 @@ def augmentation(training: TrainingSettings, schema: Schema, seed: int) -> Augme
     """
     if not training.augmentations:
         return None
-    mapped = is_mapped(schema)  # a network's row of numbers is a table by its kind
+    mapped = is_mapped(schema)
     there = () if mapped else AUGMENTATIONS.get(schema.kind, ())
     kinds = training.augmentation_kinds or there
     if not there or not set(kinds) <= set(there):

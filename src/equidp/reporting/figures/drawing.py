@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from equidp.reporting.style import line, looks
+from equidp.reporting.style import HEIGHT, ROW_HEIGHT, line, looks
 from equidp.reporting.titles import METRIC_TITLES
 
 METRIC_NAMES = METRIC_TITLES | {"loss": "loss (nats)", "excess_loss": "excess loss (nats)"}
@@ -35,6 +35,12 @@ def draw_lines(
     if epochs and max(x.max() for x in epochs) - min(x.min() for x in epochs) < FEW_EPOCHS:
         chart.update_xaxes(dtick=1)
     return chart
+
+
+def in_rows(chart: go.Figure, number: int) -> None:
+    """Give a map room for so many rows of colours, named from above."""
+    chart.update_yaxes(title_text="", autorange="reversed", showgrid=False, zeroline=False, type="category")
+    chart.update_layout(height=HEIGHT // 2 + ROW_HEIGHT * number)
 
 
 def in_words(setting: Hashable) -> str:

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 
 from equidp.algorithms import BASELINE
 from equidp.data.records import MIN_TEST_RECORDS
-from equidp.reporting.figures.drawing import METRIC_NAMES, capital, gaps
-from equidp.reporting.style import HEIGHT, ROW_HEIGHT, Look, bars, categories, colours, figure, label, looks
+from equidp.reporting.figures.drawing import METRIC_NAMES, capital, gaps, in_rows
+from equidp.reporting.style import Look, bars, categories, colours, figure, label, looks
 from equidp.reporting.tables import PARTS, group_figures, group_intervals, marked, with_baseline
 from equidp.reporting.titles import cost_title, task_in
 
@@ -124,8 +124,7 @@ def _colour_map(chart: go.Figure, rows: Mapping[Look, pd.DataFrame], column: str
     ]
     values, names = [gaps(of[column]) for of in table], [look.name for look in rows]
     chart.add_trace(colours(groups, names, values, hover, around_zero=column.startswith("cost/")))
-    chart.update_yaxes(title_text="", autorange="reversed", showgrid=False, zeroline=False, type="category")
-    chart.update_layout(height=HEIGHT // 2 + ROW_HEIGHT * len(rows))
+    in_rows(chart, len(rows))
 
 
 def _reach(values: Sequence[float | None], ends: Sequence[Sequence[float] | None]) -> list[tuple[float, float]] | None:

@@ -10,9 +10,9 @@ from plotly.subplots import make_subplots
 
 from equidp.algorithms import BASELINE
 from equidp.evaluation.metrics import unique_slugs
-from equidp.reporting.figures.drawing import METRIC_NAMES, draw_lines, gaps, in_words
+from equidp.reporting.figures.drawing import METRIC_NAMES, draw_lines, gaps, in_rows, in_words
 from equidp.reporting.privacy_report import published_words
-from equidp.reporting.style import HEIGHT, INK, ROW_HEIGHT, SEQUENTIAL, blank, figure, label, line, looks
+from equidp.reporting.style import HEIGHT, INK, SEQUENTIAL, blank, figure, label, line, looks
 from equidp.reporting.titles import task_in
 
 ACCOUNTANTS = {"epsilon": "guaranteed ε", "epsilon_rdp": "RDP", "epsilon_pld": "PLD", "epsilon_prv": "PRV"}
@@ -63,8 +63,7 @@ def _in_colour(chart: go.Figure, series: Mapping[str, tuple[pd.Series, pd.Series
             hovertemplate="%{y}, epoch %{x}: %{z:.3f}<extra></extra>",
         )
     )
-    chart.update_yaxes(title_text="", autorange="reversed", showgrid=False, zeroline=False, type="category")
-    chart.update_layout(height=HEIGHT // 2 + ROW_HEIGHT * len(series))
+    in_rows(chart, len(series))
     return chart
 
 
