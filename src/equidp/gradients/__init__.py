@@ -13,6 +13,7 @@
   who may use them. `together`: there, norms and sums of all parameters at once.
 - `shape`, `memory`: how many rows a pass has on a GPU. `layout`: what a model is for a while.
 - `losses`: per-record losses. `workspace`: memory that is used again from step to step.
+- `packing`: several tensors per record as one.
 - `probe`: the first batch is computed in two ways, and a wrong gradient is refused.
 - `recording`: a step recorded once and replayed on CUDA. It and the probe know `bookkeeping`, not the engine.
 

@@ -165,8 +165,7 @@ class GradientEngine:
         if not (isinstance(features, Tensor) and isinstance(labels, Tensor)):
             raise EquidpError(
                 f"Features and labels must be one tensor each, not {type(features).__name__} and "
-                f"{type(labels).__name__}: put what a record has of several kinds side by side (torch.cat), and let "
-                "the model split it."
+                f"{type(labels).__name__}: `packed` makes one of several, and of a model that takes them."
             )
         refuse_around(self.autocast_kind)
         modes = tuple(layer.training for layer in self._trained.layers())  # in another one a layer may do another thing

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from equidp.errors import EquidpError, shortened
 from equidp.gradients.bookkeeping import BookKeeping, one_each
 from equidp.gradients.losses import Loss
+from equidp.gradients.packing import SEVERAL, Packed, kind_of, several
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 """What torch and models raise of records that they do not take, or where a model's author has made a mistake."""
 
+
+PARTS = "Their names are the arguments of the model's forward; without names they are in its order."
 
 MOST_KINDS = 10_000
 """So many different labels are tried."""
@@ -61,7 +64,7 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
         return
     if torch.is_tensor(losses):
         one_each(losses, features[:1])
-    for row in sorted(_extremes(features)):
+    for row in sorted(set().union(*map(_extremes, several(model, features)))):
         try:
             with torch.no_grad():
                 tried(features[row : row + 1].cpu())
@@ -96,14 +99,16 @@ def _sentence(passes: BookKeeping, features: Tensor, labels: Tensor) -> str:
     try:
         outputs = passes.outputs_at(features, None)
     except FAILURES as error:
-        return f"The model fails on the features, {_kind(features)}: {_reason(error)}. {_of_model(error, features)}"
+        packing = passes.model.packing if isinstance(passes.model, Packed) else None
+        given, advice = packing or kind_of(features), PARTS if packing else _of_model(error, features)
+        return f"The model fails on the features, {given}: {_reason(error)}. {advice}"
     if not torch.is_tensor(outputs):
         alone = "return outputs.logits" if hasattr(outputs, "logits") else "return that alone"
         return f"The model gives a {type(outputs).__name__}, and must give one tensor [b, …]: let its forward {alone}."
     try:
         losses = passes.loss(outputs, labels)
     except FAILURES as error:
-        given = f"outputs, {_kind(outputs)}, and labels, {_kind(labels)}"
+        given = f"outputs, {kind_of(outputs)}, and labels, {kind_of(labels)}"
         return f"The loss fails on {given}: {_reason(error)}. {_of_loss(error)}"
     if not torch.is_tensor(losses):
         return f"The loss gives a {type(losses).__name__}, and must give a tensor [b], one number per record."
@@ -112,7 +117,7 @@ def _sentence(passes: BookKeeping, features: Tensor, labels: Tensor) -> str:
 
 def _of_model(error: Exception, features: Tensor) -> str:
     if _wants_more(error):
-        return "It is called with the features alone: put what else it takes beside them (torch.cat), and let it split."
+        return f"It is called with the features alone. Give all that it takes: {SEVERAL}."
     if features.dtype != torch.float32:
         return "Most layers take float32: give features.float(), scaled by public bounds, or let the model do so."
     return "The records come first; the other sizes and the type must be its first layer's (of an Embedding: int64)."
@@ -126,11 +131,6 @@ def _of_loss(error: Exception) -> str:
 
 def _wants_more(error: Exception) -> bool:
     return isinstance(error, TypeError) and "missing" in str(error) and "argument" in str(error)
-
-
-def _kind(values: Tensor) -> str:
-    sizes = ", ".join(["b", *map(str, values.shape[1:])])
-    return f"{str(values.dtype).removeprefix('torch.')} [{sizes}]"
 
 
 def _reason(error: Exception) -> str:

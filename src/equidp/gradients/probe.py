@@ -31,6 +31,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
+from equidp.gradients.packing import Packed
 from equidp.gradients.precision import as_precise_as_norms, spoiling
 from equidp.gradients.refusals import changed, refuse_batch_statistics, same
 from equidp.gradients.remembered import remembered
@@ -178,7 +179,7 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
 
 def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
     _compare_beside(passes, features, labels, seed, apart=len(features) // 2)
-    varied = _varied(features)
+    varied = _varied(passes.model, features)
     try:
         passes.norms(varied.clone(), labels.clone())
     except FAILURES:  # the model takes no such records
@@ -189,8 +190,10 @@ def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed
             _compare_norms(passes, together, _norms(passes, varied.flip(0), labels.flip(0), seed).flip(0))
 
 
-def _varied(features: Tensor) -> Tensor:
+def _varied(model: nn.Module, features: Tensor) -> Tensor:
     """Every second image darker, every second sequence shorter: between records alike in this, mixing may not show."""
+    if isinstance(model, Packed):
+        return model.packing.joined([_varied(model.model, part) for part in model.packing.parts(features)])
     varied = features.clone()
     if features.dim() > 3:
         varied[1::2].div_(2, rounding_mode=None if features.is_floating_point() else "floor")

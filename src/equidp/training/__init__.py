@@ -8,7 +8,7 @@ scores = predict(network, split.test.features)      # a `build_model` that has l
 - `planning`: the run's public facts, and a part's promises tried out. `request`: what a training is asked for.
 - `networks`: model, loss, predictions.
 - `preparation`: everything the loop needs. `running`: one process or several ranks. `conclusion`: what is left.
-- `private`: one call from a network and tensors to the loop.
+- `private`: one call from a network and tensors to the loop. `reading`: a user's own tensors or dataset.
 - `statement`: the privacy statement. `digests`: what a checkpoint has to agree with.
 - `checkpoint`, `journal`: an interrupted run goes on, and its ledger never holds less than was spent.
 - `ranks/`: the same training on several processes.

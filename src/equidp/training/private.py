@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import math
 import secrets
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence, Sized
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
 
 from equidp.accounting.events import beyond
 from equidp.accounting.ledger import Ledger
@@ -27,7 +17,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss
 from equidp.gradients.memory import room_for
 from equidp.gradients.misfit import refuse_odd_records
-from equidp.gradients.refusals import same
+from equidp.gradients.packing import Packed, Packing
 from equidp.gradients.rewriting import rewritten
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
@@ -39,22 +29,7 @@ from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.planning import plan_run
 from equidp.training.preparation import device_of, random_source
-
-Data = Examples | tuple[Tensor, Tensor] | Dataset[tuple[Tensor, Tensor]]
-"""Features and labels: as `Examples`, as two tensors, or as a dataset that is read once, from its first item on."""
-
-READ_AT_ONCE = 1024
-"""Items of a dataset that are joined to tensors together."""
-
-READ_TWICE = 32
-"""Items that are read again, to see whether they are the same."""
-
-
-JOINED = (
-    " Join what a record has of several kinds to one tensor (torch.cat) that the model splits; a mask can be made of "
-    "the ids (ids != pad)."
-)
-"""What to do with token ids beside a mask, or an image beside a table's row."""
+from equidp.training.reading import Data, examples_of
 
 
 def make_private(
@@ -91,9 +66,10 @@ def make_private(
     Args:
         model: any module whose records do not mix; attention and recurrence are rewritten (`rewritten`). Where two
             trainers train one model, one after the other, what leaves has cost both their ε.
-        data: the training part. A dataset must draw nothing at random: each item is read once. Where `Examples` have
-            units, these are protected; else each row is alone, and a record that is there twice counts twice. How many
-            there are is public.
+        data: the training part. Features may be several tensors: a dict by the names of the model's arguments, or a
+            tuple; `trainer.model` is a `Packed` then, and takes them as they are. A dataset must draw nothing at
+            random: each item is read once. Where `Examples` have units, these are protected; else each row is alone,
+            and a record that is there twice counts twice. How many there are is public.
         loss: `(outputs [b, …], labels [b, …]) -> [b]`, the loss of each record.
         algorithm: a registry name with `options`, or an algorithm of your own; a private one, for your model.
         epsilon: a target, which the noise is solved for; or
@@ -132,7 +108,7 @@ def make_private(
     built = algorithm if isinstance(algorithm, Algorithm) else algorithm_settings(algorithm, options or {}).build()
     _refuse_other_uses(built)
     chosen = built.averaged(average)
-    place, examples = device_of(training), _examples(data)
+    place, (examples, packing) = device_of(training), examples_of(data)
     _refuse_other_views(augmentation, examples.features)
     ids, number = _groups(chosen, examples.labels, classes, groups)
     train = examples.to(place)
@@ -143,7 +119,7 @@ def make_private(
         chosen, units=population.size, groups=number, classes=crossed, privacy=privacy, training=training
     )  # fmt: skip
     _refuse_large(privacy.delta, plan.records)  # an algorithm may declare more
-    network = rewritten(model)
+    network = rewritten(model if packing is None else Packed(model, packing))
     refuse_odd_records(network, loss, train.features, train.labels)
     network = network.to(place)
     views = 1 if augmentation is None else augmentation.views
@@ -161,7 +137,7 @@ def make_private(
         optimizer=optimizer,
         physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size, views)[1],
         precision=precision,
-        public=None if public is None else _examples(public).to(place),
+        public=None if public is None else _public_of(public, packing).to(place),
         augmentation=augmentation,
     )
 
@@ -182,6 +158,14 @@ def spent(trainer: Trainer) -> float:
     planned = algorithm.events(plan)
     more = beyond(charged, planned) if algorithm.fixed else charged
     return plan.trials.epsilon((*planned, *more), plan.delta).value
+
+
+def _public_of(data: Data, packing: Packing | None) -> Examples:
+    examples, other = examples_of(data)
+    if other != packing:
+        one = "one tensor"
+        raise EquidpError(f"The features of the public records are {other or one}: give {packing or one}, as in data.")
+    return examples
 
 
 def _refuse_other_kinds(
@@ -280,102 +264,3 @@ def _refuse_other_ids(what: str, ids: Tensor, number: int, records: int) -> None
         raise EquidpError(f"The {what} are {ids.dtype} {list(ids.shape)}: give [{records}] int64.")
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < number:
         raise EquidpError(f"The {what} are from {ids.min()} to {ids.max()}: {number} are from 0 to {number - 1}.")
-
-
-def _examples(data: Data) -> Examples:
-    if isinstance(data, Examples):
-        return data
-    if isinstance(data, DataLoader):
-        raise EquidpError("Batches are drawn here: give the dataset of the DataLoader, `loader.dataset`.")
-    if type(data) is TensorDataset:  # another kind of it may give its items changed
-        data = data.tensors  # type: ignore[assignment]
-    if isinstance(data, tuple):
-        if len(data) != 2:
-            raise EquidpError(f"The data have {len(data)} tensors: give features and labels.{JOINED * (len(data) > 2)}")
-        return Examples(*data)
-    if not isinstance(data, Dataset | Sequence):
-        by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-        if not by_number or isinstance(data, Mapping) or hasattr(data, "columns"):  # a table, a generator
-            raise EquidpError(
-                f"The data are a {type(data).__name__}, which gives no item by its number: give (features, labels), "
-                "two tensors, or a Dataset."
-            )
-    _refuse_repeated(data)
-    items = cast("Dataset[tuple[Tensor, Tensor]]", data)
-    read = list(DataLoader(items, batch_size=READ_AT_ONCE, collate_fn=_joined))
-    if not read:
-        raise EquidpError("The dataset has no items.")
-    if not isinstance(data, IterableDataset):
-        again = next(iter(DataLoader(items, batch_size=READ_TWICE, collate_fn=_joined)))
-        if not all(same(first[: len(second)], second) for first, second in zip(read[0], again, strict=True)):
-            raise EquidpError(
-                "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "
-                "transforms out; for flips and crops give `augmentation`."
-            )
-    columns = tuple(zip(*read, strict=True))
-    for what, parts in zip(("features", "label"), columns, strict=True):
-        _refuse_ragged(what, [part[0] for part in parts])
-    features, labels = map(torch.cat, columns)
-    # what are Python's numbers there are float64 now
-    return Examples(features, labels.float() if labels.dtype == torch.float64 else labels)
-
-
-def _refuse_repeated(data: object) -> None:
-    """Refuse items that a dataset of torch's has more than once: all copies together would add so often the bound."""
-    if not isinstance(data, Subset | ConcatDataset):
-        return
-    if len({_source(data, item) for item in range(len(data))}) < len(data):
-        raise EquidpError(
-            f"The {type(data).__name__} has items more than once, and each row is protected alone: so often one record "
-            "would add its bound. Leave copies out, or give the rows of one record the same number, in "
-            "Examples(features, labels, unit=…)."
-        )
-
-
-def _source(data: Any, item: int) -> tuple[int, int]:
-    """The dataset that an item comes from in the end, and its number there."""
-    while isinstance(data, Subset | ConcatDataset):
-        if isinstance(data, Subset):
-            item, data = int(data.indices[item]), data.dataset
-            item += len(data) if item < 0 else 0
-        else:
-            part = bisect_right(data.cumulative_sizes, item)
-            data, item = data.datasets[part], item - (data.cumulative_sizes[part - 1] if part else 0)
-    return id(data), item
-
-
-def _joined(items: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """`[b, …]` features and `[b, …]` labels of items of a dataset."""
-    for item in items:
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            size = len(item) if isinstance(item, Sized) else 0
-            raise _no_pair(f"is a {type(item).__name__}" + (f" of {size}" if size else ""), several=2 < size < 10)
-    features, labels = zip(*items, strict=True)
-    return _column("features", features), _column("label", labels)
-
-
-def _column(what: str, values: Sequence[Any]) -> Tensor:
-    _refuse_ragged(what, [value for value in values if hasattr(value, "shape")])
-    try:
-        column = default_collate(list(values))
-    except (TypeError, RuntimeError):  # of a picture, None, or lists of other lengths
-        column = None
-    if not torch.is_tensor(column):
-        several = what == "features" and isinstance(values[0], Mapping | tuple)
-        raise _no_pair(f"has a {type(values[0]).__name__} as its {what}", several=several)
-    return column
-
-
-def _no_pair(found: str, *, several: bool) -> EquidpError:
-    return EquidpError(
-        f"Each item of the dataset must be features, as one tensor, and a label; one {found}.{JOINED * several}"
-    )
-
-
-def _refuse_ragged(what: str, values: Sequence[Any]) -> None:
-    other = next((value for value in values if value.shape != values[0].shape), None)
-    if other is not None:
-        raise EquidpError(
-            f"The {what} of the dataset's items differ in shape, such as {list(values[0].shape)} and "
-            f"{list(other.shape)}: bring all to one (fill texts up with an id that the model masks, resize images)."
-        )

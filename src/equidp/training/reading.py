@@ -1,0 +1,159 @@
+"""Reading: features and labels of code without the registry's data sets, as tensors; each item of a dataset once."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+from equidp.errors import EquidpError
+from equidp.gradients.packing import SEVERAL, Packing, Several
+from equidp.gradients.refusals import same
+from equidp.mechanism.sampling import Examples
+
+Data = Examples | tuple[Tensor | Several, Tensor] | Dataset[tuple[Tensor | Several, Tensor]]
+"""Features and labels: as `Examples`, as two tensors, or as a dataset that is read once, from its first item on.
+
+Features may be several tensors, by the names of the model's arguments or in their order.
+"""
+
+MORE = f" Features may be {SEVERAL}."
+
+READ_AT_ONCE = 1024
+"""Items of a dataset that are joined to tensors together."""
+
+READ_TWICE = 32
+"""Items that are read again, to see whether they are the same."""
+
+
+def examples_of(data: Data) -> tuple[Examples, Packing | None]:
+    """Features and labels; and how several tensors lie in the features, if they were several.
+
+    Raises:
+        EquidpError: for what is no such data, and for items that are there more than once or draw at random.
+    """
+    if isinstance(data, Examples):
+        return data, None
+    if isinstance(data, DataLoader):
+        raise EquidpError("Batches are drawn here: give the dataset of the DataLoader, `loader.dataset`.")
+    if type(data) is TensorDataset:  # another kind of it may give its items changed
+        data = data.tensors  # type: ignore[assignment]
+    if isinstance(data, tuple):
+        if len(data) != 2:
+            raise EquidpError(f"The data have {len(data)} tensors: give (features, labels).{MORE * (len(data) > 2)}")
+        features, labels = data
+        if isinstance(features, Mapping | tuple):
+            packing = Packing.of(features)
+            return Examples(packing.pack(features), labels), packing
+        return Examples(cast("Tensor", features), labels), None
+    if not isinstance(data, Dataset | Sequence):
+        by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if not by_number or isinstance(data, Mapping) or hasattr(data, "columns"):  # a table, a generator
+            raise EquidpError(
+                f"The data are a {type(data).__name__}, which gives no item by its number: give (features, labels), "
+                "two tensors, or a Dataset."
+            )
+    _refuse_repeated(data)
+    items = cast("Dataset[tuple[Tensor, Tensor]]", data)
+    joined = _Joined()
+    read = list(DataLoader(items, batch_size=READ_AT_ONCE, collate_fn=joined))
+    if not read:
+        raise EquidpError("The dataset has no items.")
+    if not isinstance(data, IterableDataset):
+        again = next(iter(DataLoader(items, batch_size=READ_TWICE, collate_fn=joined)))
+        if not all(same(first[: len(second)], second) for first, second in zip(read[0], again, strict=True)):
+            raise EquidpError(
+                "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "
+                "transforms out; for flips and crops give `augmentation`."
+            )
+    columns = tuple(zip(*read, strict=True))
+    for what, parts in zip(("features", "label"), columns, strict=True):
+        _refuse_ragged(what, [part[0] for part in parts])
+    features, labels = map(torch.cat, columns)
+    # what are Python's numbers there are float64 now
+    return Examples(features, labels.float() if labels.dtype == torch.float64 else labels), joined.packing
+
+
+def _refuse_repeated(data: object) -> None:
+    """Refuse items that a dataset of torch's has more than once: all copies together would add so often the bound."""
+    if not isinstance(data, Subset | ConcatDataset):
+        return
+    if len({_source(data, item) for item in range(len(data))}) < len(data):
+        raise EquidpError(
+            f"The {type(data).__name__} has items more than once, and each row is protected alone: so often one record "
+            "would add its bound. Leave copies out, or give the rows of one record the same number, in "
+            "Examples(features, labels, unit=…)."
+        )
+
+
+def _source(data: Any, item: int) -> tuple[int, int]:
+    """The dataset that an item comes from in the end, and its number there."""
+    while isinstance(data, Subset | ConcatDataset):
+        if isinstance(data, Subset):
+            item, data = int(data.indices[item]), data.dataset
+            item += len(data) if item < 0 else 0
+        else:
+            part = bisect_right(data.cumulative_sizes, item)
+            data, item = data.datasets[part], item - (data.cumulative_sizes[part - 1] if part else 0)
+    return id(data), item
+
+
+class _Joined:
+    """Joins items of a dataset: `[b, …]` features and `[b, …]` labels."""
+
+    packing: Packing | None = None
+
+    def __call__(self, items: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        for item in items:
+            if not isinstance(item, tuple | list) or len(item) != 2:
+                size = len(item) if isinstance(item, Sized) else 0
+                raise _no_pair(f"is a {type(item).__name__}" + (f" of {size}" if size else ""), more=2 < size < 10)
+        features, labels = zip(*items, strict=True)
+        column = _collated("features", features)
+        if column is not None and isinstance(features[0], Mapping | tuple):
+            self.packing = self.packing or Packing.of(column)
+            column = self.packing.pack(column)
+        return _tensor("features", column, features), _tensor("label", _collated("label", labels), labels)
+
+
+def _collated(what: str, values: Sequence[Any]) -> Any:
+    if all(isinstance(value, Mapping) and value.keys() == values[0].keys() for value in values):
+        for name in values[0]:
+            _refuse_ragged(f"{what} {name!r}", [value[name] for value in values])
+    _refuse_ragged(what, values)
+    try:
+        return default_collate(list(values))
+    except (TypeError, RuntimeError):  # of a picture, None, or lists of other lengths
+        return None
+
+
+def _tensor(what: str, column: Any, values: Sequence[Any]) -> Tensor:
+    if not torch.is_tensor(column):
+        raise _no_pair(f"has a {type(values[0]).__name__} as its {what}")
+    return column
+
+
+def _no_pair(found: str, *, more: bool = False) -> EquidpError:
+    return EquidpError(f"Each item of the dataset must be features and a label; one {found}.{MORE * more}")
+
+
+def _refuse_ragged(what: str, values: Sequence[Any]) -> None:
+    shaped = [value for value in values if hasattr(value, "shape")]
+    other = next((value for value in shaped if value.shape != shaped[0].shape), None)
+    if other is not None:
+        raise EquidpError(
+            f"The {what} of the dataset's items differ in shape, such as {list(shaped[0].shape)} and "
+            f"{list(other.shape)}: bring all to one (fill texts up with an id that the model masks, resize images)."
+        )
