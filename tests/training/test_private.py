@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -315,6 +316,15 @@ def test_amounts_that_a_dataset_gives_as_numbers_are_what_losses_take() -> None:
     trainer = make_private(model, data, nn.MSELoss(reduction="none"), **ASKED, seed=0)  # type: ignore[arg-type]
     trainer.run_steps(1)
     assert trainer.population.records.labels.dtype == torch.float32
+
+
+def test_records_of_a_file_stay_in_it(tmp_path: Path) -> None:
+    """So a file may be larger than memory: rows are read as batches are drawn."""
+    FEATURES.numpy().tofile(tmp_path / "features")
+    mapped = torch.from_file(str(tmp_path / "features"), size=FEATURES.numel()).view(FEATURES.shape)
+    trainer = make_private(network(), (mapped, LABELS), LOSS, **ASKED, seed=7)
+    assert trainer.population.records.features.data_ptr() == mapped.data_ptr()
+    assert torch.equal(weights(trainer), weights(make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=7)))
 
 
 def test_nobody_can_foretell_dropout_but_of_a_seeded_run_anybody() -> None:
