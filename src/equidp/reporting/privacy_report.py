@@ -235,7 +235,8 @@ def recomputed(privacy: Mapping) -> str:
         )
     if "law" in trials:
         listed = "those listed as charged" if "charged" in privacy else "these"
-        return text + f". dp_accounting's RepeatAndSelectDpEvent gives ε from {listed} and the declared law."
+        at = ", at the Rényi orders listed with it (trials.orders)" if "orders" in trials else ""
+        return text + f". dp_accounting's RepeatAndSelectDpEvent gives ε from {listed} and the declared law{at}."
     if "charged" in privacy:
         whose = "all trials together" if fixed else "the cap, and of all trials"
         return text + f". The events of {whose} are there as charged: dp_accounting gives ε from those."

@@ -230,7 +230,7 @@ def trials(facts: Facts) -> Line:
             f"At most {found['max']} trainings were declared before the first, this one included; ε covers all of them"
         )
         return Line("trials", question, f"{text}. Other releases from the same records add to it.", found)
-    declared = ", ".join(f"{name} {value}" for name, value in found.items())
+    declared = ", ".join(f"{name} {value}" for name, value in found.items() if name != "orders")
     text = f"It was chosen from several trainings, declared before the first ({declared}); ε covers the choice."
     return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
 
