@@ -664,10 +664,24 @@ def test_a_model_without_privacy_or_of_another_run_is_refused():
 def test_figures_of_validation_records_are_refused():
     with pytest.raises(EquidpError, match="validation records"):
         files(ReleaseSettings(unprotected=("test",)), metrics=metrics() | {"evaluated_on": "validation"})
+    with pytest.raises(EquidpError, match="validation records"):
+        files(ReleaseSettings(unprotected=("test",)), privacy=statement(evaluated_on="validation"))
     settings = {"dataset": "digits", "privacy": {"epsilon": 1.0}, "data": {"evaluate_on": "validation"}}
     with pytest.raises(EquidpError, match="validation records"):
         resolve(settings | {"release": {"unprotected": "test"}})
     assert resolve(settings).release.documents is None
+
+
+def test_documents_of_a_run_that_was_evaluated_on_validation_records_speak_of_these():
+    """The card named a setting that is refused for them, and test records that the run had not looked at."""
+    found, test = files(privacy=statement(evaluated_on="validation")), files()
+    for name in ("README.md", "privacy.md", "checklist.md", "reidentification.md"):
+        told, of_test = (of[name].decode().replace("\\", "") for of in (found, test))
+        assert "validation records" in told
+        assert "test records" not in told
+        assert "test records" in of_test
+    assert "release.unprotected=test" not in found["README.md"].decode()
+    assert json.loads(found["privacy.json"])["evaluated_on"] == "validation"
 
 
 def test_exact_figures_beside_those_with_noise_are_refused():
@@ -689,6 +703,8 @@ def test_membership_inference_of_records_that_have_an_epsilon_is_refused():
         files(asked, privacy=statement(evaluation=promised))
     with pytest.raises(EquidpError, match="tells exactly of the records that this run was evaluated on"):
         files(asked, metrics=metrics() | {"evaluated_on": "validation"})
+    with pytest.raises(EquidpError, match="tells exactly of the records that this run was evaluated on"):
+        files(asked, privacy=statement(evaluated_on="validation"))
     with pytest.raises(EquidpError, match=r"metrics\.json is not there to tell which they are"):
         files(asked, metrics={})  # moved out of the run's folder, and the validation records' figures went out
     canaries_alone = files(asked, privacy=statement(evaluation=promised), audit=audit(membership={}))

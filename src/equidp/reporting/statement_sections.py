@@ -44,6 +44,11 @@ def steps_text(privacy: Mapping) -> str:
     return f"{planned:,}" if taken >= planned else f"{planned:,} planned, of which the model took {taken:,}"
 
 
+def evaluated(privacy: Mapping) -> str:
+    """The part that the run was evaluated on: `test` or `validation`."""
+    return str(privacy.get("evaluated_on") or (privacy.get("evaluation") or {}).get("part", "test"))
+
+
 def released_figures(privacy: Mapping) -> Section | None:
     """What the figures that were released with noise cost the records that they are of; None where there are none."""
     entry = privacy.get("evaluation")

@@ -15,7 +15,7 @@ from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.rendering import asset
-from equidp.reporting.statement_sections import delta_text, epsilon_text, steps_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text, evaluated, steps_text
 from equidp.reporting.titles import METRIC_TITLES
 from equidp.tasks import CLASSIFICATION
 
@@ -46,6 +46,7 @@ def model_card(facts: Facts) -> str:
         most_frequent=most_frequent(facts.metrics or {}),
         names=_names(schema[of]),
         words=facts.words,
+        evaluated=evaluated(facts.privacy),
         epsilon_text=epsilon_text,
         delta_text=delta_text,
         unit_named=unit_named,
