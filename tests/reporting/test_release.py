@@ -134,6 +134,18 @@ def test_a_model_that_took_fewer_steps_than_planned_says_so() -> None:
         assert "planned, of which" not in all_of_them[name].decode()
 
 
+def test_noise_that_changes_by_steps_is_told_so() -> None:
+    """Of a schedule that lowers its noise the documents had the largest, as if every step had it."""
+    events = [Event(0.1, 1.5 * factor, 10).to_dict() for factor in (1.0, 0.8, 0.5)]
+    several, one = files(privacy=statement(ledger=events)), files()
+    for name in ("README.md", "registry.md"):
+        assert "1.5 (as set; 0.75 to 1.5 over the steps, by the ledger)" in several[name].decode().replace("\\", "")
+        assert "by the ledger" not in one[name].decode()
+    # what is released of all records stands in the ledger, too, and is no sum of gradients
+    beside = [Event(1.0, 40.0).to_dict(), Event(0.1, 1.5, 30).to_dict()]
+    assert "by the ledger" not in files(privacy=statement(ledger=beside))["README.md"].decode()
+
+
 def test_settings_stand_in_the_card_as_they_are_typed() -> None:
     """It had Python's True and tuples, which no setting takes, and the page of the same run had true."""
     training = card()["training"] | {"class_weights": (1.0, 2.5), "options": {"centred": True}}
