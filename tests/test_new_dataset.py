@@ -53,6 +53,17 @@ def test_a_draft_has_columns_and_types_and_no_value(tmp_path: Path) -> None:
     assert "61" not in str(data)
 
 
+def test_a_draft_says_that_one_row_may_change_the_kind_of_a_column(tmp_path: Path) -> None:
+    """It went out as declared before the records were looked at, and nothing told that these had decided."""
+    kinds = [
+        drafted(tmp_path, "dose;y\n" + "1;a\n" * 5 + last)["options"]["features"]["dose"]["kind"]
+        for last in ("2;b\n", "half;b\n")
+    ]
+    assert kinds == ["numeric", "categorical"]
+    said = " ".join(draft(tmp_path / "t.csv", tmp_path, "mine", ()).replace("\n#", "").split())
+    assert "types, and which columns are left out, follow from cells: one row may change them" in said
+
+
 def test_a_table_of_images_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("image;Dateiname;file_name;imagery;y\na.png;b;c.png;1;0\n")
     text = draft(tmp_path / "t.csv", tmp_path, "mine", ())

@@ -58,9 +58,9 @@ ROWS = 5000
 """How many rows the types are read from."""
 
 DRAFT = """\
-# Drafted by `kedro new-dataset` from the names and types of columns; no value of the table is in it.
-# Replace every {mark} by what the codebook says, not by what the table holds: a bound or a list of categories
-# that is read from the data is a release. Then call the same command again, which checks it.
+# Drafted by `kedro new-dataset` from names and types of columns; no value of the table is in it. But types, and which
+# columns are left out, follow from cells: one row may change them, and they go out with a model. Go by the codebook.
+# Replace every {mark} by what it says: bounds or categories read from data are a release. The same command checks.
 presets:
   {name}:
     data:

@@ -363,6 +363,15 @@ def test_figures_of_the_validation_part_are_called_so_in_mlflow_too(otherwise):
     assert "; validation accuracy 0." in run.data.tags["mlflow.note.content"]
 
 
+def test_the_statement_says_that_validation_records_were_evaluated(otherwise):
+    """It spoke of test records, which such a run leaves out, and only metrics.json told."""
+    folder = report_folder(otherwise[0], "dpsgd")
+    assert read_json(folder / "privacy.json")["evaluated_on"] == "validation"
+    told = (folder / "privacy.md").read_text(encoding="utf-8")
+    assert "The validation records are not protected at all" in told
+    assert "The test records are not" not in told
+
+
 def test_results_may_be_of_another_format_and_lie_elsewhere(otherwise):
     folder, _ = otherwise
     assert (folder / "out/digits/0/dpsgd.csv").is_file()

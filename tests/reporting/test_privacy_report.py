@@ -244,6 +244,9 @@ def test_declared_trials_are_stated_and_no_others():
     drawn = privacy_report(honest(trials={"law": "negative_binomial", "mean": 5.0, "shape": 0.5}))
     assert "truncated negative binomial law, with mean 5, η = 0.5" in drawn.replace("\\", "")
     assert "RepeatAndSelectDpEvent" in drawn
+    assert "trials.orders" not in drawn
+    some = {"law": "geometric", "mean": 5.0, "orders": [3.0, 7.5]}  # of a tuning: at all orders ε would be none
+    assert "at the Rényi orders listed with it (trials.orders)" in privacy_report(honest(trials=some))
     assert "records that none of them trained on" in drawn
     assert "suffices to recompute" not in drawn
 

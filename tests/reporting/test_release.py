@@ -134,6 +134,18 @@ def test_a_model_that_took_fewer_steps_than_planned_says_so() -> None:
         assert "planned, of which" not in all_of_them[name].decode()
 
 
+def test_noise_that_changes_by_steps_is_told_so() -> None:
+    """Of a schedule that lowers its noise the documents had the largest, as if every step had it."""
+    events = [Event(0.1, 1.5 * factor, 10).to_dict() for factor in (1.0, 0.8, 0.5)]
+    several, one = files(privacy=statement(ledger=events)), files()
+    for name in ("README.md", "registry.md"):
+        assert "1.5 (as set; 0.75 to 1.5 over the steps, by the ledger)" in several[name].decode().replace("\\", "")
+        assert "by the ledger" not in one[name].decode()
+    # what is released of all records stands in the ledger, too, and is no sum of gradients
+    beside = [Event(1.0, 40.0).to_dict(), Event(0.1, 1.5, 30).to_dict()]
+    assert "by the ledger" not in files(privacy=statement(ledger=beside))["README.md"].decode()
+
+
 def test_settings_stand_in_the_card_as_they_are_typed() -> None:
     """It had Python's True and tuples, which no setting takes, and the page of the same run had true."""
     training = card()["training"] | {"class_weights": (1.0, 2.5), "options": {"centred": True}}
@@ -664,10 +676,24 @@ def test_a_model_without_privacy_or_of_another_run_is_refused():
 def test_figures_of_validation_records_are_refused():
     with pytest.raises(EquidpError, match="validation records"):
         files(ReleaseSettings(unprotected=("test",)), metrics=metrics() | {"evaluated_on": "validation"})
+    with pytest.raises(EquidpError, match="validation records"):
+        files(ReleaseSettings(unprotected=("test",)), privacy=statement(evaluated_on="validation"))
     settings = {"dataset": "digits", "privacy": {"epsilon": 1.0}, "data": {"evaluate_on": "validation"}}
     with pytest.raises(EquidpError, match="validation records"):
         resolve(settings | {"release": {"unprotected": "test"}})
     assert resolve(settings).release.documents is None
+
+
+def test_documents_of_a_run_that_was_evaluated_on_validation_records_speak_of_these():
+    """The card named a setting that is refused for them, and test records that the run had not looked at."""
+    found, test = files(privacy=statement(evaluated_on="validation")), files()
+    for name in ("README.md", "privacy.md", "checklist.md", "reidentification.md"):
+        told, of_test = (of[name].decode().replace("\\", "") for of in (found, test))
+        assert "validation records" in told
+        assert "test records" not in told
+        assert "test records" in of_test
+    assert "release.unprotected=test" not in found["README.md"].decode()
+    assert json.loads(found["privacy.json"])["evaluated_on"] == "validation"
 
 
 def test_exact_figures_beside_those_with_noise_are_refused():
@@ -689,6 +715,8 @@ def test_membership_inference_of_records_that_have_an_epsilon_is_refused():
         files(asked, privacy=statement(evaluation=promised))
     with pytest.raises(EquidpError, match="tells exactly of the records that this run was evaluated on"):
         files(asked, metrics=metrics() | {"evaluated_on": "validation"})
+    with pytest.raises(EquidpError, match="tells exactly of the records that this run was evaluated on"):
+        files(asked, privacy=statement(evaluated_on="validation"))
     with pytest.raises(EquidpError, match=r"metrics\.json is not there to tell which they are"):
         files(asked, metrics={})  # moved out of the run's folder, and the validation records' figures went out
     canaries_alone = files(asked, privacy=statement(evaluation=promised), audit=audit(membership={}))

@@ -160,7 +160,7 @@ def test_an_energy_of_test_records_is_told_and_refused_where_a_run_is_released()
     assert by_test.privacy["test_records_decide"] is True
     assert "test_records_decide" not in by_public.privacy
     assert DECIDING in (told := privacy_report(by_test.privacy))
-    assert UNPROTECTED not in told
+    assert UNPROTECTED.format(part="test") not in told
     with pytest.raises(EquidpError, match="not in a secure run"):
         trained("test", parts, secure=True)
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dp_accounting.dp_event import ComposedDpEvent, RepeatAndSelectDpEvent
+from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 from scipy.optimize import brentq
 
@@ -289,7 +291,8 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
 
     told = repr((privacy, choice))
     assert f"nonprivate_trial-{count - 1}" not in told
-    assert choice["trials"] == {"law": "geometric", "mean": 3}
+    orders = choice["trials"]["orders"]
+    assert choice["trials"] == privacy["trials"] == {"law": "geometric", "mean": 3, "orders": orders}
     assert privacy["tuning"]["chosen"] == choice["chosen"]
     nodes.forget_trials(place)
     assert not list(place.glob("nonprivate_trial-*"))
@@ -490,6 +493,11 @@ def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
     tuning = plan_tuning(parts(digits, given).train, given)
     (told,) = of_any_trial([[again]] * len(seeds), tuning, "dpsgd")
     assert privacy["epsilon"] == tuning.epsilon([told]) >= tuning.epsilon([again]) > tuning.epsilon()
+    # whoever has privacy.json alone computes it: at these orders alone the trials were compared
+    accountant = RdpAccountant(json.loads(json.dumps(privacy))["trials"]["orders"])
+    each = ComposedDpEvent([Event.from_dict(one).as_dp_event() for one in privacy["charged"]])
+    accountant.compose(RepeatAndSelectDpEvent(each, privacy["trials"]["mean"], 1.0))
+    assert accountant.get_epsilon(privacy["delta"]) == pytest.approx(privacy["epsilon"], rel=1e-6)
     assert tuning.score_event is not None
     assert noises == {tuning.score_event.noise_multiplier}
     assert told.to_dict() in privacy["charged"]

@@ -211,11 +211,12 @@ class Trials:
         return min(pairs, key=lambda trials: trials.epsilon(run, delta).value)
 
     def to_dict(self) -> dict:
-        """As written to privacy.json."""
+        """As written to privacy.json; `orders` where the law is accounted for by some alone."""
         if self.law is None:
             return {"max": self.cap}
         shape = {"shape": self.eta} if self.law == "negative_binomial" else {}
-        return {"law": self.law, "mean": self.mean, **shape}
+        orders = {} if self.orders is None else {"orders": list(self.orders)}
+        return {"law": self.law, "mean": self.mean, **shape, **orders}
 
     def _selected(self, run: Sequence[Event], orders: tuple[float, ...] | None = None) -> RdpAccountant:
         return selected(dp.ComposedDpEvent(tuple(e.as_dp_event() for e in canonical(run))), self, orders=orders)

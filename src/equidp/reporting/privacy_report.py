@@ -12,7 +12,15 @@ from typing import NamedTuple
 from equidp.data.sources import record_words, unit_named, unit_noun
 from equidp.reporting.attack import factor_text, from_curve, recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
-from equidp.reporting.statement_sections import Section, delta_text, epsilon_text, released_figures, trials, tuning
+from equidp.reporting.statement_sections import (
+    Section,
+    delta_text,
+    epsilon_text,
+    evaluated,
+    released_figures,
+    trials,
+    tuning,
+)
 
 FALSE_ALARMS = 0.01
 """The rate of false accusations at which the attacker of the statement operates."""
@@ -39,7 +47,7 @@ INSIDE = (
     "in the folder release/."
 )
 
-UNPROTECTED = "The test records are not protected at all: figures of them are exact."
+UNPROTECTED = "The {part} records are not protected at all: figures of them are exact."
 
 UNSEEN = "The test records have no guarantee. This run made no figures of them."
 
@@ -130,12 +138,12 @@ def _protected(privacy: Mapping) -> Section:
 
 
 def _test_records(privacy: Mapping) -> list[str]:
-    """What holds for records of the test part; nothing where an entry of their own says it."""
+    """What holds for records of the evaluated part; nothing where an entry of their own says it."""
     if privacy.get("evaluation"):
         return []
     if privacy.get("test_records_decide"):
         return [DECIDING]
-    return [UNSEEN if privacy.get("tuning") else UNPROTECTED]
+    return [UNSEEN if privacy.get("tuning") else UNPROTECTED.format(part=evaluated(privacy))]
 
 
 def _replacing(privacy: Mapping) -> list[str]:
@@ -235,7 +243,8 @@ def recomputed(privacy: Mapping) -> str:
         )
     if "law" in trials:
         listed = "those listed as charged" if "charged" in privacy else "these"
-        return text + f". dp_accounting's RepeatAndSelectDpEvent gives ε from {listed} and the declared law."
+        at = ", at the Rényi orders listed with it (trials.orders)" if "orders" in trials else ""
+        return text + f". dp_accounting's RepeatAndSelectDpEvent gives ε from {listed} and the declared law{at}."
     if "charged" in privacy:
         whose = "all trials together" if fixed else "the cap, and of all trials"
         return text + f". The events of {whose} are there as charged: dp_accounting gives ε from those."
@@ -339,7 +348,7 @@ def _released(privacy: Mapping) -> Section:
 
 def _outside(privacy: Mapping) -> Section:
     tuned, secure = privacy.get("tuning"), privacy.get("secure")
-    part = (privacy.get("evaluation") or {}).get("part", "test")
+    part = evaluated(privacy)
     diagnostics = [str(d) for d in privacy.get("diagnostics_published", ())]
     logged = f"Exact figures were logged: {', '.join(diagnostics)}. Keep them inside."
     if tuned:

@@ -44,6 +44,23 @@ def steps_text(privacy: Mapping) -> str:
     return f"{planned:,}" if taken >= planned else f"{planned:,} planned, of which the model took {taken:,}"
 
 
+def noise_text(privacy: Mapping) -> str:
+    """The noise multiplier σ of the gradients' sum; where it changes by steps, also its range in the ledger.
+
+    Of a schedule, or of a sampler that balances its noise, σ is what factors are applied to: steps may have had less.
+    """
+    given, ledger = f"{privacy['noise_multiplier']:.6g}", privacy["ledger"]
+    sampled = [event["noise_multiplier"] for event in ledger if event["sampling_rate"] < 1]
+    used = sampled or [event["noise_multiplier"] for event in ledger]
+    low, high = (f"{of(used, default=0.0):.6g}" for of in (min, max))
+    return given if low == high else f"{given} (as set; {low} to {high} over the steps, by the ledger)"
+
+
+def evaluated(privacy: Mapping) -> str:
+    """The part that the run was evaluated on: `test` or `validation`."""
+    return str(privacy.get("evaluated_on") or (privacy.get("evaluation") or {}).get("part", "test"))
+
+
 def released_figures(privacy: Mapping) -> Section | None:
     """What the figures that were released with noise cost the records that they are of; None where there are none."""
     entry = privacy.get("evaluation")

@@ -152,17 +152,19 @@ def membership_facts(membership: Membership | None) -> dict[str, str | bool] | N
 
 
 def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any]:
-    """The entry `evaluation` of privacy.json: what the evaluated part's figures cost its records; else an empty dict.
+    """Entries of privacy.json on the evaluated part: `evaluated_on`, where it is not the test part, and `evaluation`,
+    what figures with noise cost its records, where some are asked for.
 
-    It is an entry of its own, as no record is in both parts. It is announced before training, and charged whether or
-    not the figures are made.
+    The latter is an entry of its own, as no record is in both parts. It is announced before training, and charged
+    whether or not the figures are made.
     """
     asked, trials = privacy.evaluation, privacy.trials
+    part = {} if data.evaluate_on == "test" else {"evaluated_on": data.evaluate_on}
     if asked.epsilon is None:
-        return {}
+        return part
     delta = asked.delta or privacy.delta
     event = figures_event(asked.epsilon, delta, trials)
-    return {
+    return part | {
         "evaluation": {
             "part": data.evaluate_on,
             "epsilon": trials.epsilon((event,), delta).value,

@@ -287,9 +287,25 @@ def test_a_class_that_is_not_declared_is_named(tmp_path: Path, options: dict) ->
         read(tmp_path, options)
 
 
-def test_a_class_without_images_is_named(tmp_path: Path, options: dict) -> None:
-    with pytest.raises(EquidpError, match=r"pets/cow holds no JPEG or PNG image"):
+def test_a_class_without_a_folder_is_named(tmp_path: Path, options: dict) -> None:
+    with pytest.raises(EquidpError, match=r"pets/cow is missing; make it, empty if there is no image of that class"):
         read(tmp_path, {**options, "classes": ["cat", "dog", "cow"]})
+
+
+def test_whether_a_run_is_refused_does_not_tell_the_only_image_of_a_class(tmp_path: Path, options: dict) -> None:
+    """Without that image the run was refused, and with it the model came out."""
+    alone = {"path": options["path"], "classes": ["cat", "dog", "cow"], "size": 8}
+    only = tmp_path / "mine" / "pets" / "cow" / "one.png"
+    write_image(only, 3)
+    there = read(tmp_path, alone)
+    only.unlink()
+    gone = read(tmp_path, alone)
+    assert len(there) - len(gone) == 1
+    assert torch.equal(there.features[there.labels != 2], gone.features)
+    for image in (tmp_path / "mine" / "pets").rglob("*.png"):
+        image.unlink()
+    with pytest.raises(EquidpError, match="pets holds no JPEG or PNG image"):
+        read(tmp_path, alone)
 
 
 def test_metadata_without_an_image_and_the_reverse_are_named(tmp_path: Path, options: dict) -> None:

@@ -241,7 +241,10 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    """Image paths with their labels; every class folder must be declared and hold an image."""
+    """Image paths with their labels; every class must have a folder, and every folder be declared.
+
+    A folder may be empty: a refusal would tell whether one record more is there, and no ε covers that.
+    """
     label_of = {composed(name): label for label, name in enumerate(classes)}
     labels = {}
     _refuse_loose(folder)
@@ -249,10 +252,15 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
         if composed(path.name) not in label_of:
             raise unknown_name(f"class folder in {folder}:", path.name, classes)
         labels[path.name] = label_of[composed(path.name)]
-    found = sorted((labels[image.relative_to(folder).parts[0]], image) for image in _images(folder))
     for label, name in enumerate(classes):
-        if not any(label == other for other, _ in found):
-            raise EquidpError(f"{folder / name} holds no JPEG or PNG image; add some, or remove it from classes.")
+        if label not in labels.values():
+            raise EquidpError(
+                f"{folder / name} is missing; make it, empty if there is no image of that class, or remove it from "
+                "classes."
+            )
+    found = sorted((labels[image.relative_to(folder).parts[0]], image) for image in _images(folder))
+    if not found:
+        raise EquidpError(f"{folder} holds no JPEG or PNG image; put the images into the folders of their classes.")
     return [(image, label) for label, image in found]
 
 

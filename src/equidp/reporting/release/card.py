@@ -15,7 +15,7 @@ from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.rendering import asset
-from equidp.reporting.statement_sections import delta_text, epsilon_text, steps_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text, evaluated, noise_text, steps_text
 from equidp.reporting.titles import METRIC_TITLES
 from equidp.tasks import CLASSIFICATION
 
@@ -46,6 +46,7 @@ def model_card(facts: Facts) -> str:
         most_frequent=most_frequent(facts.metrics or {}),
         names=_names(schema[of]),
         words=facts.words,
+        evaluated=evaluated(facts.privacy),
         epsilon_text=epsilon_text,
         delta_text=delta_text,
         unit_named=unit_named,
@@ -82,7 +83,7 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     rows = [("setting", "value"), ("algorithm", facts.algorithm), ("sampling", privacy["sampling"])]
     rows += [("steps", steps_text(privacy)), ("epochs", str(privacy["epochs"]))]
     rows += [("expected batch size", f"{privacy['expected_batch_size']:,}")]
-    rows += [("noise multiplier of the gradients' sum", f"{privacy['noise_multiplier']:.6g}")]
+    rows += [("noise multiplier of the gradients' sum", noise_text(privacy))]
     known = {"epochs", "batch_size", "options"}
     chosen = {name.replace("_", " "): value for name, value in settings.items() if name not in known}
     chosen |= {f"{facts.algorithm}.{name}": value for name, value in (settings.get("options") or {}).items()}

@@ -23,7 +23,7 @@ from equidp.reporting.release.registry import (
     trials,
     unprotected,
 )
-from equidp.reporting.statement_sections import delta_text, epsilon_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text, evaluated
 
 
 def checklist(facts: Facts) -> Document:
@@ -156,7 +156,10 @@ def _utility(facts: Facts) -> list[Line]:
             "This run measured nothing on test records. Setting privacy.evaluation.epsilon releases figures with noise."
         )
     else:
-        text = "Measured inside, on private test records: exact figures of them are not published here."
+        text = (
+            f"Measured inside, on private {evaluated(facts.privacy)} records: exact figures of them are not published "
+            "here."
+        )
     shown = facts.metrics or facts.exact_metrics
     return [
         Line("utility", "How good is the model?", text, dict(shown) if shown else None, open=not shown),

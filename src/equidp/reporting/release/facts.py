@@ -27,6 +27,7 @@ from equidp.evaluation.metrics import METRICS
 from equidp.evaluation.noised import FIGURES
 from equidp.models import MODELS, model_features
 from equidp.parameters import ReleaseSettings
+from equidp.reporting.statement_sections import evaluated
 from equidp.tasks import kind_of, task_of
 from equidp.tasks.base import Words
 
@@ -36,7 +37,7 @@ STATEMENT = (
     "sampling_rate", "unit", "records", "records_declared", "public_records", "expected_batch_size", "steps", "epochs",
     "groups", "ledger", "filter_order", "filter_total", "charged", "accepted_steps", "releases", "secure", "seed",
     "trials", "epsilon_replace_one", "trade_off", "membership", "assumptions", "notes",
-    "steps_repeated", "test_records_decide", "diagnostics_published", "evaluation", "tuning",
+    "steps_repeated", "test_records_decide", "diagnostics_published", "evaluated_on", "evaluation", "tuning",
 )  # fmt: skip
 """Keys of `privacy.json` that go out: all that `training.statement` writes, and all that its readers look for."""
 
@@ -215,8 +216,8 @@ def released_facts(
             "beside them would undo it. Leave it out."
         )
     found = _audit(audit, privacy, card, exact="audit" in settings.unprotected)
-    # which records these were, metrics.json alone says: without it they may be validation records
-    held_back = not metrics or metrics.get("evaluated_on", "test") != "test"
+    # of a run of an older version metrics.json alone says which records these were
+    held_back = not metrics or "validation" in (metrics.get("evaluated_on"), evaluated(privacy))
     if found and found["membership"] and (released_metrics or privacy.get("evaluation") or held_back):
         raise EquidpError(
             "release.unprotected=audit: the audit's membership inference tells exactly of the records that this run "
@@ -241,7 +242,7 @@ def released_facts(
         privacy=statement,
         audit=found,
         metrics=None if not released_metrics else _released(released_metrics),
-        exact_metrics=_exact(metrics) if "test" in settings.unprotected else None,
+        exact_metrics=_exact(metrics, privacy) if "test" in settings.unprotected else None,
         across=_across(card.get("source_options") or {}),
         # a tuning trains no baseline
         compared=tuple(metrics["groups"])
@@ -323,7 +324,7 @@ def _audit(
     }
 
 
-def _exact(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+def _exact(metrics: Mapping[str, Any] | None, privacy: Mapping[str, Any]) -> dict[str, Any]:
     """Overall and group figures of the private model, without numbers of records, intervals, baseline and costs.
 
     They are rounded, as a fraction in full tells the number of records, and groups so small that a figure is about
@@ -333,7 +334,7 @@ def _exact(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
         raise EquidpError(
             "release.unprotected=test: the run has no metrics.json: evaluate it first (one of tune never has it)."
         )
-    if metrics.get("evaluated_on", "test") != "test":
+    if "validation" in (metrics.get("evaluated_on"), evaluated(privacy)):
         raise EquidpError(
             "release.unprotected=test: this run was evaluated on validation records, which were taken from the "
             "training records: their exact figures may not go out. Train with data.evaluate_on=test."

@@ -14,7 +14,7 @@ from equidp.data.sources import record_words, unit_named, unit_noun
 from equidp.reporting.privacy_report import but_repeated, recomputed
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
-from equidp.reporting.statement_sections import delta_text, epsilon_text, steps_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text, noise_text, steps_text
 
 BASICS, GUARANTEE, DETAILS = "Tier 1: what is released", "Tier 2: the guarantee", "Tier 3: details"
 
@@ -140,7 +140,7 @@ def _mechanism(facts: Facts) -> Line:
         "Mechanism",
         f"{facts.algorithm}: in every step a sample is drawn ({privacy['sampling']}), each "
         f"{unit_noun(privacy['unit'])}'s gradient is bounded, the sum gets Gaussian noise, and the model takes a step. "
-        f"Noise multiplier of the sum {privacy['noise_multiplier']:.6g}, steps: {steps_text(privacy)}.",
+        f"Noise multiplier of the sum {noise_text(privacy)}, steps: {steps_text(privacy)}.",
         {key: privacy[key] for key in ("noise_multiplier", "sampling_rate", "steps", "expected_batch_size")},
     )
 
@@ -230,7 +230,7 @@ def trials(facts: Facts) -> Line:
             f"At most {found['max']} trainings were declared before the first, this one included; ε covers all of them"
         )
         return Line("trials", question, f"{text}. Other releases from the same records add to it.", found)
-    declared = ", ".join(f"{name} {value}" for name, value in found.items())
+    declared = ", ".join(f"{name} {value}" for name, value in found.items() if name != "orders")
     text = f"It was chosen from several trainings, declared before the first ({declared}); ε covers the choice."
     return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
 

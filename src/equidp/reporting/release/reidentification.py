@@ -14,7 +14,7 @@ from equidp.data.sources import unit_noun
 from equidp.reporting.attack import ALARMS, ATTACKS, factor_text, from_curve, lower_text, recognised, share_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
-from equidp.reporting.statement_sections import delta_text, epsilon_text
+from equidp.reporting.statement_sections import delta_text, epsilon_text, evaluated
 from equidp.tasks import CLASSIFICATION
 
 OTHER_ATTACKS = Line(
@@ -56,7 +56,7 @@ def _proven(facts: Facts) -> list[Line]:
     unit = unit_noun(privacy["unit"])
     claimed = {"epsilon": privacy["epsilon"], "delta": privacy["delta"]}
     rows = [(rate, recognised(privacy, rate)) for rate in ALARMS]
-    others = "test records" + (" beyond the ε of their own figures" if privacy.get("evaluation") else "")
+    beyond = " beyond the ε of their own figures" if privacy.get("evaluation") else ""
     source = "the statement's trade-off curve" if from_curve(privacy) else "(ε, δ) alone; the true curve is lower"
     curve = {"trade_off": privacy["trade_off"]} if from_curve(privacy) else {}
     return [
@@ -84,7 +84,8 @@ def _proven(facts: Facts) -> list[Line]:
         Line(
             "outside",
             "What is not bounded?",
-            f"What the model says about a population, and so about anybody like those in it; {others}; people "
+            f"What the model says about a population, and so about anybody like those in it; "
+            f"{evaluated(privacy)} records{beyond}; people "
             f"with several {unit}s beyond a bound that grows with their number; other releases from the same records.",
         ),
     ]
