@@ -139,7 +139,9 @@ def test_noise_that_changes_by_steps_is_told_so() -> None:
     events = [Event(0.1, 1.5 * factor, 10).to_dict() for factor in (1.0, 0.8, 0.5)]
     several, one = files(privacy=statement(ledger=events)), files()
     for name in ("README.md", "registry.md"):
-        assert "1.5 (as set; 0.75 to 1.5 over the steps, by the ledger)" in several[name].decode().replace("\\", "")
+        assert "1.5 (as set; the steps' events in the ledger have 0.75 to 1.5)" in several[name].decode().replace(
+            "\\", ""
+        )
         assert "by the ledger" not in one[name].decode()
     # what is released of all records stands in the ledger, too, and is no sum of gradients
     beside = [Event(1.0, 40.0).to_dict(), Event(0.1, 1.5, 30).to_dict()]

@@ -24,7 +24,8 @@ from equidp.mechanism.sampling import Examples, Population
 from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
-from equidp.training import make_private, plan_run, spent
+from equidp.reporting.privacy_report import privacy_report
+from equidp.training import make_private, plan_run, spent, statement
 
 pytestmark = pytest.mark.usefixtures("coarse")
 
@@ -433,7 +434,8 @@ def test_epsilon_is_of_interrupted_steps_too() -> None:
         plan, charged = trainer.algorithm.epsilon(trainer.plan).value, trainer.ledger.events
         assert sum(event.count for event in charged) == trainer.plan.steps + 3
         assert spent(trainer) == epsilon(charged, trainer.plan.delta).value > plan
-        assert spent(interrupted(name, 4)) == plan  # it has seven charges, and could have gone on to ten
+        # it has seven charges, three for steps taken again, and could have gone on to thirteen
+        assert spent(interrupted(name, 4)) == spent(trainer)
 
 
 @pytest.mark.parametrize("name", ["asc", "dpis"])
@@ -453,6 +455,56 @@ def test_where_the_length_follows_from_releases_the_plan_and_what_was_charged_co
     trainer = interrupted("sa_dpsgd", 10, public=public, options=options)
     both = (*trainer.algorithm.events(trainer.plan), *trainer.ledger.events)
     assert spent(trainer) == epsilon(both, trainer.plan.delta).value
+
+
+def test_the_statement_of_a_loop_is_that_of_a_run() -> None:
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, algorithm="dpsgd_f", classes=2, seed=7)
+    trainer.train(progress=False)
+    found = statement(trainer)
+    assert (found["epsilon"], found["seed"], found["unit"], found["private"]) == (spent(trainer), 7, "record", True)
+    assert (found["records"], found["steps"], found["secure"], found["target_epsilon"]) == (300, 10, False, None)
+    assert epsilon(map(Event.from_dict, found["ledger"]), 1e-4).value == found["epsilon"]
+    assert "charged" not in found
+    text = privacy_report(found)
+    assert "ε is of what the trainer released. What else the loop computed from the records" in text
+    assert "fixed seed 7" in text
+
+
+def test_the_statement_of_a_loop_that_was_left_is_of_all_that_it_would_have_done() -> None:
+    examples = Examples(FEATURES, LABELS, unit=torch.arange(300) // 3)
+    asked = {**ASKED, "noise_multiplier": None, "epsilon": 2.0, "batch_size": 20}
+    trainer = make_private(network(), examples, LOSS, **asked)
+    trainer.run_steps(4)
+    found = statement(trainer, unit="patient")
+    assert sum(event["count"] for event in found["ledger"]) == 4
+    assert [event["count"] for event in found["charged"]] == [10]
+    assert (found["epsilon"], found["target_epsilon"], found["accepted_steps"]) == (spent(trainer), 2.0, 4)
+    assert (found["secure"], found["seed"], found["records"]) == (True, None, 100)
+    text = privacy_report(found)
+    assert "Each single patient of the training data (100 of them)" in text
+    assert "The events of the whole plan are there as charged" in text
+    assert "Rényi accountant over the whole plan" in text
+
+
+def test_the_statement_of_an_interrupted_loop_says_so() -> None:
+    trainer = interrupted("dpsgd", 10)
+    found = statement(trainer)
+    assert found["epsilon"] == spent(trainer) > trainer.algorithm.epsilon(trainer.plan).value
+    assert found["steps_repeated"]
+    assert len(found["notes"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("unit", "name", "words"),
+    [
+        (torch.arange(300) // 3, "record", "unit='record': the examples' units are protected"),
+        (None, "patient", "unit='patient': each record is protected alone"),
+    ],
+)
+def test_units_are_not_called_what_they_are_not(unit: Tensor | None, name: str, words: str) -> None:
+    trainer = make_private(network(), Examples(FEATURES, LABELS, unit=unit), LOSS, **ASKED, seed=1)
+    with pytest.raises(EquidpError, match=words):
+        statement(trainer, unit=name)
 
 
 def test_planning_another_run_seeds_no_generator_that_a_run_of_this_process_draws_from(

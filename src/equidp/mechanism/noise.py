@@ -91,7 +91,7 @@ class SeededRandom:
     repeatable = True
 
     def __init__(self, seed: int, device: torch.device | str) -> None:
-        self.device, self._seed, self.renewed = torch.device(device), seed, False
+        self.device, self.seed, self.renewed = torch.device(device), seed, False
         self._generators = {
             stream: torch.Generator(self.device).manual_seed(derived_seed(seed, stream)) for stream in get_args(Stream)
         }
@@ -138,7 +138,7 @@ class SeededRandom:
         """Streams of the same seed that share nothing with those of other lives."""
         self.renewed = True
         for stream, generator in self._generators.items():
-            generator.manual_seed(derived_seed(self._seed, f"{stream}/life {life}"))
+            generator.manual_seed(derived_seed(self.seed, f"{stream}/life {life}"))
 
     def state_dict(self) -> dict[str, Tensor]:
         """State of every stream."""

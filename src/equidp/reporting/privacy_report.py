@@ -225,7 +225,7 @@ def _spent_as(privacy: Mapping) -> str:
     if (privacy.get("trials") or {}).get("max") != 1 and privacy.get("trials"):
         return "all declared trials"
     if _fixed_ledger(privacy):
-        return "the ledger"
+        return "the whole plan" if "charged" in privacy else "the ledger"  # a loop was left before its end
     return "the budget" if "filter_order" in privacy else "the cap"
 
 
@@ -246,7 +246,7 @@ def recomputed(privacy: Mapping) -> str:
         at = ", at the Rényi orders listed with it (trials.orders)" if "orders" in trials else ""
         return text + f". dp_accounting's RepeatAndSelectDpEvent gives ε from {listed} and the declared law{at}."
     if "charged" in privacy:
-        whose = "all trials together" if fixed else "the cap, and of all trials"
+        whose = _spent_as(privacy) if fixed else "the cap, and of all trials"
         return text + f". The events of {whose} are there as charged: dp_accounting gives ε from those."
     return text + ", and suffices to recompute ε with the dp_accounting library."
 

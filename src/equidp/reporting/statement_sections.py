@@ -45,15 +45,16 @@ def steps_text(privacy: Mapping) -> str:
 
 
 def noise_text(privacy: Mapping) -> str:
-    """The noise multiplier σ of the gradients' sum; where it changes by steps, also its range in the ledger.
+    """The noise multiplier σ of the gradients' sum; where it changes by steps, also that of the ledger's events.
 
     Of a schedule, or of a sampler that balances its noise, σ is what factors are applied to: steps may have had less.
+    What else is released (counts, losses) is mostly of other samples.
     """
     given, ledger = f"{privacy['noise_multiplier']:.6g}", privacy["ledger"]
-    sampled = [event["noise_multiplier"] for event in ledger if event["sampling_rate"] < 1]
-    used = sampled or [event["noise_multiplier"] for event in ledger]
-    low, high = (f"{of(used, default=0.0):.6g}" for of in (min, max))
-    return given if low == high else f"{given} (as set; {low} to {high} over the steps, by the ledger)"
+    sampled = [event for event in ledger if event["sampling_rate"] < 1]
+    steps = [event for event in sampled if event["sampling_rate"] == privacy["sampling_rate"]] or sampled or ledger
+    low, high = (f"{of((event['noise_multiplier'] for event in steps), default=0.0):.6g}" for of in (min, max))
+    return given if low == high else f"{given} (as set; the steps' events in the ledger have {low} to {high})"
 
 
 def evaluated(privacy: Mapping) -> str:

@@ -23,7 +23,7 @@ from equidp.training.conclusion import Trained, conclude, forget
 from equidp.training.networks import augmentation, loss_of, make_model, predict
 from equidp.training.planning import classes_of, groups_of, partition, plan_run, units_in
 from equidp.training.preparation import Prepared, prepare
-from equidp.training.private import make_private, spent
+from equidp.training.private import make_private, spent, statement
 from equidp.training.request import TrainingRequest
 from equidp.training.running import train_model
 from equidp.training.statement import privacy_statement

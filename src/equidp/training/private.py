@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from equidp.accounting.events import beyond
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
@@ -21,7 +20,7 @@ from equidp.gradients.packing import Packed, Packing
 from equidp.gradients.rewriting import rewritten
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
-from equidp.mechanism.noise import derived_seed
+from equidp.mechanism.noise import SeededRandom, derived_seed
 from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.sampling import Examples, Population
 from equidp.mechanism.trainer import Trainer
@@ -30,6 +29,12 @@ from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.planning import plan_run
 from equidp.training.preparation import device_of, random_source
 from equidp.training.reading import Data, examples_of
+from equidp.training.statement import accounted_for, privacy_statement
+
+OWN_LOOP = (
+    "Training ran in a loop of its author's own. ε is of what the trainer released. What else the loop computed from "
+    "the records, showed or decided by, is not in it."
+)
 
 
 def make_private(
@@ -150,14 +155,37 @@ def spent(trainer: Trainer) -> float:
     Raises:
         EquidpError: if the ledger is beyond the budget that ε is of.
     """
-    algorithm, plan, charged = trainer.algorithm, trainer.plan, trainer.ledger.events
-    if algorithm.covers(plan, charged, trainer.steps_done):
-        return algorithm.epsilon(plan).value
-    if algorithm.budget(plan) is not None:
-        raise EquidpError(f"The ledger holds more than the budget of {algorithm.name}, which its ε is of.")
-    planned = algorithm.events(plan)
-    more = beyond(charged, planned) if algorithm.fixed else charged
-    return plan.trials.epsilon((*planned, *more), plan.delta).value
+    return accounted_for(trainer.algorithm, trainer.plan, trainer.outcome(), left=True).epsilon().value
+
+
+def statement(trainer: Trainer, *, unit: str | None = None) -> dict[str, Any]:
+    """The privacy statement of a loop, as privacy.json has it; `reporting.privacy_report.privacy_report` words it.
+
+    Args:
+        unit: what one unit of the examples is called, a patient, say; None: a unit, or a record where there are none.
+
+    Raises:
+        EquidpError: as `spent`, and for another name than `record` where each record is alone, or for that name else.
+    """
+    alone, plan = trainer.population.of_records, trainer.plan
+    name = unit or ("record" if alone else "unit")
+    if alone != (name == "record"):
+        raise EquidpError(
+            f"unit={name!r}: " + ("each record is protected alone, as `Examples(…, unit=…)` had none."
+            if alone else "the examples' units are protected, of several records each: give their name.")
+        )  # fmt: skip
+    random = trainer.random
+    privacy = PrivacySettings(
+        epsilon=plan.epsilon, noise_multiplier=plan.noise_multiplier if plan.epsilon is None else None,
+        delta=plan.delta, unit=name, secure=not random.repeatable,
+    )  # fmt: skip
+    made = privacy_statement(
+        trainer.algorithm, plan, trainer.outcome(), privacy=privacy, left=True,
+        training=TrainingSettings(diagnostics=trainer.diagnostics is not None),
+        seed=random.seed if isinstance(random, SeededRandom) else 0,
+        public=0 if trainer.public_part is None else len(trainer.public_part.labels),
+    )  # fmt: skip
+    return made | {"notes": [*made["notes"], OWN_LOOP]}
 
 
 def _public_of(data: Data, packing: Packing | None) -> Examples:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from equidp.accounting.accounted import Accounted
-from equidp.accounting.events import counted, merged
+from equidp.accounting.events import beyond, counted, merged
 from equidp.accounting.plan import Plan
 from equidp.algorithms import of_a_paper
 from equidp.data.membership import size_sentence, split_sentence
@@ -36,11 +36,13 @@ def privacy_statement(
     public: int = 0,
     membership: Membership | None = None,
     grouping: str = "",
+    left: bool = False,
 ) -> dict[str, Any]:
     """privacy.json: what is guaranteed, for whom, at what ε; enough to recompute ε from.
 
     Args:
         grouping: what the algorithm's groups are; its releases then name it.
+        left: whether a loop may have been left before the plan's end; ε is of the whole plan then, too.
 
     Raises:
         EquidpError: if the ledger holds less, or other things, than the plan that ε was computed for.
@@ -71,7 +73,7 @@ def privacy_statement(
             "ledger": [],
             "notes": ["Non-private baseline: nothing computed from it carries a guarantee."],
         }
-    accounted = _accounted(algorithm, plan, outcome)
+    accounted = accounted_for(algorithm, plan, outcome, left=left)
     spent, published = accounted.epsilon(), algorithm.published_epsilon(plan, outcome)
     assert published is not None
     # it is of one training, none of whose steps was repeated: of more it bounds nothing
@@ -226,11 +228,24 @@ def _by_declared_sizes(membership: Membership | None, plan: Plan, privacy: Priva
     return membership.expects(by_unit=privacy.by_unit) == plan.records
 
 
-def _accounted(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Accounted:
-    """Of a finished run: its plan, cap or budget; its ledger, where a crash made it charge more."""
+def accounted_for(algorithm: Algorithm, plan: Plan, outcome: Outcome, *, left: bool = False) -> Accounted:
+    """What the ε of a run is of: its plan, cap or budget; its ledger, where a crash made it charge more.
+
+    Args:
+        left: as of `privacy_statement`.
+
+    Raises:
+        EquidpError: if neither plan, cap nor budget covers the ledger.
+    """
     planned, budget = algorithm.events(plan), algorithm.budget(plan)
+    if left and algorithm.fixed:
+        # when it was left may follow from what it showed: all that it would have done counts, and steps taken again
+        again = beyond(outcome.events, algorithm.events_until(plan, outcome.steps))
+        return Accounted(plan, merged((*planned, *again)), planned, None)
     if algorithm.covers(plan, outcome.events, outcome.steps):
         return Accounted(plan, planned, planned, budget)
+    if budget is not None:
+        raise EquidpError(f"The ledger holds more than the budget of {algorithm.name}, which its ε is of.")
     due, charged = counted(planned), counted(outcome.events)
     if algorithm.fixed and due <= charged and due.keys() == charged.keys():
         return Accounted(plan, outcome.events, planned, None)  # repeated steps of a resumed run, each charged again
