@@ -126,6 +126,20 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
     assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
 
 
+@pytest.mark.slow
+def test_of_a_rank_that_was_killed_the_error_tells_and_no_traceback_of_the_others(tmp_path, capfd):
+    def kill_the_first(epoch: int) -> None:
+        ranks = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+        min(ranks, key=lambda child: child.create_time()).kill()
+
+    with pytest.raises(EquidpError, match="Rank 0 of 2 was killed by signal 9"):
+        train(tmp_path, at_epoch=kill_the_first)
+
+    printed = capfd.readouterr()
+    assert "Traceback" not in printed.err + printed.out
+    assert "Terminating" not in printed.err + printed.out
+
+
 def train_for_ever(workplace: str, temporary: str) -> None:
     """A training that its own process cannot end, as it is killed after the first epoch."""
     tempfile.tempdir = temporary

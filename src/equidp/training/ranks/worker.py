@@ -65,6 +65,8 @@ def _work(folder: str) -> None:
             json.dump({"message": error.message, "exit_code": error.exit_code}, file)
         sys.exit(error.exit_code)
     except Exception:
+        # where another rank has died, the launcher ends this one meanwhile, and tells of that one alone
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(AFTERMATH_SECONDS)
         traceback.print_exc()  # the launcher would keep it to itself
         raise
