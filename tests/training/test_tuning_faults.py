@@ -230,6 +230,30 @@ def test_an_unfinished_tuning_goes_on_as_itself_alone_and_another_is_charged_not
     assert tuned(tmp_path, settings(**secure, resume=True))[1]["noise_multiplier"] == 2.0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_trial_that_another_version_began_otherwise_is_not_said_to_begin_again_elsewhere(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was: with its folder moved away, as the refusal said, it began anew, and the statement did not know of it."""
+    secure, tune = {"privacy": LAW | {"secure": True}}, {"tune": {"workers": workers}}
+
+    def stopped(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as older:
+        older.setattr(nodes, "_seed", lambda number, _: 100 + number)
+        older.setattr(nodes, "save_weights", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(tmp_path, settings(**secure))
+
+    with pytest.raises(EquidpError, match=r"another version of equidp .*seed was 100 and is 0.* run_label") as refused:
+        tuned(tmp_path, settings(**secure, **tune, resume=True))
+
+    assert "moved away" not in refused.value.message
+    assert "resume=false" not in refused.value.message
+    assert "nonprivate_trial" not in refused.value.message
+
+
 # --------------------------------------------------------------------------------------------------- planted: counting
 
 

@@ -54,6 +54,14 @@ CHECK_LENGTH = 16
 """Hexadecimal digits of a line's check."""
 
 
+class OtherSettingsError(EquidpError):
+    """What a folder holds was begun with other settings; `differing` says which, in words."""
+
+    def __init__(self, message: str, differing: str) -> None:
+        super().__init__(message)
+        self.differing = differing
+
+
 def block_of(steps: int) -> int:
     """How many steps a run of so many charges ahead."""
     return max(1, min(BLOCK, steps // SHARE))
@@ -322,7 +330,7 @@ def refuse_other_settings(
     After an upgrade settings may differ that no user has touched; without `same_code` the refusal says so.
 
     Raises:
-        EquidpError: naming the settings that differ and both their values.
+        OtherSettingsError: naming the settings that differ and both their values.
     """
     before, now = dotted(saved), dotted(asked)
     differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
@@ -334,9 +342,10 @@ def refuse_other_settings(
     if not same_code:
         whose = "of another version of equidp or of its libraries, and with other settings"
         back = "Go on with that version and those settings"
-    raise EquidpError(
+    raise OtherSettingsError(
         f"{path} belongs to a run {whose}: {how}{more}. {back}, or start again with resume=false; a cell of a sweep "
-        f"starts again once {path.parent} is moved away."
+        f"starts again once {path.parent} is moved away.",
+        f"{how}{more}",
     )
 
 

@@ -11,6 +11,8 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Client
@@ -29,6 +31,7 @@ from equidp.data.records import Split
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.sweep.attended import forks
+from equidp.system.files import replacing
 from equidp.system.workplace import CHECKPOINT_FILE
 from equidp.training import Trained, TrainingRequest, plan_run, train_model
 from equidp.training.ranks import __main__ as lending
@@ -36,6 +39,7 @@ from equidp.training.ranks import launch as launching
 from equidp.training.ranks.job import WEIGHTS
 from equidp.training.ranks.launch import Machines, _answer_one
 from equidp.training.ranks.peers import stay_at_home
+from equidp.training.ranks.worker import _ending_with_starter
 
 EPOCHS = 5
 OPTIONS = {"base_clip_norm": 0.7}
@@ -122,6 +126,20 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
     assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
 
 
+@pytest.mark.slow
+def test_of_a_rank_that_was_killed_the_error_tells_and_no_traceback_of_the_others(tmp_path, capfd):
+    def kill_the_first(epoch: int) -> None:
+        ranks = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+        min(ranks, key=lambda child: child.create_time()).kill()
+
+    with pytest.raises(EquidpError, match="Rank 0 of 2 was killed by signal 9"):
+        train(tmp_path, at_epoch=kill_the_first)
+
+    printed = capfd.readouterr()
+    assert "Traceback" not in printed.err + printed.out
+    assert "Terminating" not in printed.err + printed.out
+
+
 def train_for_ever(workplace: str, temporary: str) -> None:
     """A training that its own process cannot end, as it is killed after the first epoch."""
     tempfile.tempdir = temporary
@@ -148,6 +166,45 @@ def test_ranks_end_with_the_process_that_asked_for_them_and_leave_no_records(tmp
     assert not left
     assert not list(temporary.rglob("*.safetensors"))
     assert train(tmp_path, resume=True).privacy["ledger"][0]["count"] == RECORDS // 8 * EPOCHS
+
+
+def count_signals(rank: int, place: str) -> None:
+    """A rank that writes which signals it has got, a second after the first."""
+    os.environ |= {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
+    seen: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: seen.append(number))
+    with _ending_with_starter(Path(place) / "job"):
+        (Path(place) / "ready").touch()
+        until = time.monotonic() + 60
+        while not seen and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(1)
+        with replacing(Path(place) / "signals") as part:
+            part.write_text(json.dumps(seen))
+
+
+def start_and_die(place: str) -> None:
+    """Start a rank as torch's launcher does, and be killed."""
+    torch.multiprocessing.spawn(count_signals, (place,), join=False)
+    for _ in range(8):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    while not (Path(place) / "ready").exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_rank_whose_starter_was_killed_is_told_once_as_the_second_time_would_cut_its_checkpoint_off(tmp_path):
+    asking = multiprocessing.get_context("spawn").Process(target=start_and_die, args=(str(tmp_path),))
+    asking.start()
+    asking.join(120)
+    until = time.monotonic() + 60
+    while not (tmp_path / "signals").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+
+    assert asking.exitcode == -signal.SIGKILL
+    assert json.loads((tmp_path / "signals").read_text()) == [signal.SIGTERM]
 
 
 @pytest.mark.slow

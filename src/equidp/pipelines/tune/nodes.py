@@ -42,6 +42,7 @@ from equidp.training.checkpoint import StoppedError
 from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
 from equidp.training.interrupted import EVERY, beyond_plan, of_any_trial
+from equidp.training.journal import OtherSettingsError
 from equidp.training.planning import large_delta
 from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
@@ -350,7 +351,15 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         resume=folder.exists(),  # left by an earlier call of this tuning alone
         checkpoint_every=of.operation.checkpoint_every or EVERY,  # what a secure run does again is charged again
     )
-    trained = train_model(request, parts, progress=_tells(settings))
+    try:
+        trained = train_model(request, parts, progress=_tells(settings))
+    except OtherSettingsError as error:
+        # a trial that began again, in another folder's place, would leave no trace of what this one had shown
+        raise EquidpError(
+            f"The unfinished tuning in {folder.parent} has trials that another version of equidp began otherwise "
+            f"({error.differing}): go on with that version and resume=true, and leave its files where they are; or "
+            "give this one a run_label, and add up the ε of both."
+        ) from error
     weights = Weights(trained.weights, model_card(name, parts.train, of))
     noised = _scored(weights, parts.test, tuning, settings, number)
     ledger = [Event.from_dict(event) for event in trained.privacy["ledger"]]

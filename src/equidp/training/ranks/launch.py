@@ -233,7 +233,10 @@ def launch(config: LaunchConfig, folder: Path, job: Mapping[str, Any], *, worker
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         # torch's launcher tells everything twice; we tell it once
-        with held_back("torch.distributed.elastic", below=logging.CRITICAL), environment(NO_PORT):
+        launcher, starter = (
+            held_back(f"torch.{name}", below=logging.CRITICAL) for name in ("distributed.elastic", "multiprocessing")
+        )
+        with launcher, starter, environment(NO_PORT):
             elastic_launch(config, worker)(str(folder))
     except ChildFailedError as error:
         raise _reason(error, folder, job) from None

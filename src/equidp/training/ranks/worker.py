@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -37,6 +38,9 @@ from equidp.training.request import TrainingRequest
 AFTERMATH_SECONDS = 2.0
 """A rank that has merely lost its peers waits so long, so that the one that died is found first."""
 
+PR_SET_PDEATHSIG = 1
+"""Linux's number of the call that chooses a signal for the end of the process that started this one."""
+
 
 def work(folder: str) -> None:
     """What each rank runs: load the job, train, and on rank 0 write the results. Top-level, so that it can be sent."""
@@ -61,6 +65,8 @@ def _work(folder: str) -> None:
             json.dump({"message": error.message, "exit_code": error.exit_code}, file)
         sys.exit(error.exit_code)
     except Exception:
+        # where another rank has died, the launcher ends this one meanwhile, and tells of that one alone
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(AFTERMATH_SECONDS)
         traceback.print_exc()  # the launcher would keep it to itself
         raise
@@ -75,6 +81,10 @@ def _ending_with_starter(folder: Path) -> Iterator[None]:
     """
     starter, left = multiprocessing.parent_process(), threading.Event()
     assert starter is not None
+    if sys.platform == "linux":
+        # torch has the system send SIGINT too, once for each of the starter's threads; a second signal would cut off
+        # the checkpoint
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
 
     def watch() -> None:
         wait([starter.sentinel])
