@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tests.training.ranks.ranks import RECORDS, toy
 
 from equidp.algorithms import algorithm_settings
@@ -36,7 +36,6 @@ from equidp.system.workplace import CHECKPOINT_FILE
 from equidp.training import Trained, TrainingRequest, plan_run, train_model
 from equidp.training.ranks import __main__ as lending
 from equidp.training.ranks import launch as launching
-from equidp.training.ranks.job import WEIGHTS
 from equidp.training.ranks.launch import Machines, _answer_one
 from equidp.training.ranks.peers import stay_at_home
 from equidp.training.ranks.worker import _ending_with_starter
@@ -242,15 +241,15 @@ def test_a_rank_is_asked_for_what_the_process_that_asks_was_asked_for(tmp_path):
     assert (there.workplace, there.resume, there.checkpoint_every) == (tmp_path, True, 3)
 
 
-def test_an_evaluation_that_fails_is_told_to_the_ranks(tmp_path):
-    save_file({"w": torch.ones(2)}, tmp_path / WEIGHTS)
+def test_an_evaluation_that_fails_is_told_to_the_ranks():
     ours, theirs = Pipe()
     theirs.send_bytes(json.dumps({"epoch": 3.0}).encode())
+    theirs.send_bytes(save({"w": torch.ones(2)}))
 
     def fails(row: dict[str, float], weights: dict[str, torch.Tensor]) -> dict[str, float]:
         raise EquidpError(f"no room for {len(weights)} weights")
 
-    _answer_one(ours, tmp_path, fails)
+    _answer_one(ours, fails)
 
     assert json.loads(theirs.recv_bytes()) == {"error": "After epoch 3: no room for 1 weights"}
 
@@ -265,11 +264,16 @@ def deep(tmp_path, monkeypatch) -> Path:
 
 
 def test_ranks_reach_who_asked_from_a_deep_temporary_folder(deep):
-    save_file({"w": torch.ones(2)}, deep / WEIGHTS)
-    with launching._listening(deep, lambda row, weights: {"seen": row["epoch"]}) as address:
+    weights = {"w": torch.rand(300_000)}  # more than the system keeps of what nobody has read yet
+
+    def compare(row: dict[str, float], told: dict[str, torch.Tensor]) -> dict[str, float]:
+        return {"seen": row["epoch"], "same": torch.equal(told["w"], weights["w"])}
+
+    with launching._listening(compare) as address:
         with Client(address, family="AF_UNIX") as line:
             line.send_bytes(json.dumps({"epoch": 3.0}).encode())
-            assert json.loads(line.recv_bytes()) == {"columns": {"seen": 3.0}}
+            line.send_bytes(save(weights))
+            assert json.loads(line.recv_bytes()) == {"columns": {"seen": 3.0, "same": True}}
         assert not forks()  # a server of forks has a socket too: runs of a sweep start without one
     assert not Path(address).parent.exists()
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -120,7 +120,7 @@ def train(
     machines = Machines.from_environment()
     # by the public N: how many records there are must not show
     _refuse_too_many(job["training"]["device"], devices, machines, job["plan"]["records"])
-    with _job_folder() as folder, _listening(folder, on_epoch) as socket:
+    with _job_folder() as folder, _listening(on_epoch) as socket:
         storage.save(split.train, folder / TRAIN)
         if len(split.public):
             storage.save(split.public, folder / PUBLIC)
@@ -189,7 +189,7 @@ def _job_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _listening(folder: Path, on_epoch: Evaluation | None) -> Iterator[str | None]:
+def _listening(on_epoch: Evaluation | None) -> Iterator[str | None]:
     """Answer rank 0's calls in a thread, while the main one waits for the ranks; yields where to call, if anywhere."""
     if on_epoch is None:
         yield None
@@ -197,7 +197,7 @@ def _listening(folder: Path, on_epoch: Evaluation | None) -> Iterator[str | None
     # not in the job's folder: the system wants a short path, and other machines' file systems may have no sockets
     place = tempfile.TemporaryDirectory(prefix="equidp-", dir=None if sockets_fit() else "/tmp")
     with place as own, Listener(address := str(Path(own) / SOCKET), family="AF_UNIX") as listener:
-        thread = threading.Thread(target=_answer, args=(listener, folder, on_epoch), daemon=True)
+        thread = threading.Thread(target=_answer, args=(listener, on_epoch), daemon=True)
         thread.start()
         try:
             yield address
@@ -208,16 +208,16 @@ def _listening(folder: Path, on_epoch: Evaluation | None) -> Iterator[str | None
             thread.join(timeout=60)
 
 
-def _answer(listener: Listener, folder: Path, on_epoch: Evaluation) -> None:
+def _answer(listener: Listener, on_epoch: Evaluation) -> None:
     with contextlib.suppress(EOFError, OSError), listener.accept() as line:
         while True:
-            _answer_one(line, folder, on_epoch)
+            _answer_one(line, on_epoch)
 
 
-def _answer_one(line: Connection, folder: Path, on_epoch: Evaluation) -> None:
-    row = json.loads(line.recv_bytes())
+def _answer_one(line: Connection, on_epoch: Evaluation) -> None:
+    row, weights = json.loads(line.recv_bytes()), load(line.recv_bytes())
     try:
-        reply: dict[str, Any] = {"columns": dict(on_epoch(row, load_file(folder / WEIGHTS)))}
+        reply: dict[str, Any] = {"columns": dict(on_epoch(row, weights))}
     except Exception as error:  # the ranks must not wait for ever
         reason = error.message if isinstance(error, EquidpError) else repr(error)
         reply = {"error": f"After epoch {row['epoch']:g}: {reason}"}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import nn
 
 from equidp.data import storage
@@ -118,7 +118,7 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
     request = TrainingRequest.from_dict(job)
     with fixed_order(request.training.deterministic, peers.device):
         prepared = prepare(request, split, peers)
-        with _evaluating(folder, job["evaluated_at"] if peers.first else None) as on_epoch:
+        with _evaluating(job["evaluated_at"] if peers.first else None) as on_epoch:
             rows = prepared.run(on_epoch, progress=job["progress"])
     if peers.first:
         trained = conclude(prepared, rows)
@@ -128,7 +128,7 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
 
 
 @contextlib.contextmanager
-def _evaluating(folder: Path, address: str | None) -> Iterator[EpochCallback | None]:
+def _evaluating(address: str | None) -> Iterator[EpochCallback | None]:
     """A callback that has the asking process evaluate, and waits for its columns."""
     if address is None:
         yield None
@@ -136,8 +136,8 @@ def _evaluating(folder: Path, address: str | None) -> Iterator[EpochCallback | N
     with Client(address, family="AF_UNIX") as line:
 
         def on_epoch(row: dict[str, float], model: nn.Module) -> Mapping[str, float]:
-            save_file(weights_of(model), folder / WEIGHTS)
             line.send_bytes(json.dumps(row).encode())
+            line.send_bytes(save(weights_of(model)))
             reply = json.loads(line.recv_bytes())
             if "error" in reply:
                 raise EquidpError(reply["error"])
