@@ -155,8 +155,10 @@ def test_trials_of_a_tuning_that_died_while_it_forgot_are_none_of_the_next_ones(
     stale = tmp_path / "run" / "nonprivate_trial-0"
     stale.mkdir(parents=True)
     (stale / nodes.TRIAL).write_text('{"score": 1.0, "beyond_plan": []}', encoding="utf-8")
+    (tmp_path / "run" / f"{nodes.BEGUN}-7").touch()  # of one whose folder was forgotten
     assert trials_run(tmp_path, 0.5, monkeypatch) >= 1
-    assert not stale.exists()
+    assert not (stale / nodes.TRIAL).exists()
+    assert not (tmp_path / "run" / f"{nodes.BEGUN}-7").exists()
 
 
 def test_a_trials_model_is_on_the_disk_before_what_says_that_it_is_whole(
@@ -252,6 +254,32 @@ def test_a_trial_that_another_version_began_otherwise_is_not_said_to_begin_again
     assert "moved away" not in refused.value.message
     assert "resume=false" not in refused.value.message
     assert "nonprivate_trial" not in refused.value.message
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_trial_whose_folder_is_gone_does_not_begin_again_uncounted(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was: the ledger had what both lives were charged, and the statement the second one's alone."""
+    secure, tune = {"privacy": LAW | {"secure": True}}, {"tune": {"workers": workers}}
+
+    def stopped(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as once:
+        once.setattr(nodes, "save_weights", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(tmp_path, settings(**secure))
+    folder, elsewhere = tmp_path / "run" / f"{nodes.FOLDER}-0", tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    with pytest.raises(EquidpError, match="has lost the folder of a trial, and ε would not count") as refused:
+        tuned(tmp_path, settings(**secure, **tune, resume=True))
+    assert "-0" not in refused.value.message.replace(str(tmp_path), "")
+    elsewhere.rename(folder)
+    _, privacy, *_ = tuned(tmp_path, settings(**secure, **tune, resume=True))
+    entered = DatasetLedger(tmp_path / "ledgers", "digits").entries()
+    charged = max(sum(event.count for event in one.events) for one in entered if one.part == "train")
+    assert sum(event["count"] for event in privacy["charged"]) == charged
 
 
 # --------------------------------------------------------------------------------------------------- planted: counting

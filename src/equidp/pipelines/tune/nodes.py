@@ -33,7 +33,7 @@ from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
 from equidp.sweep.apart import Apart, alone
-from equidp.system.files import settle, unfinished_of, write_private
+from equidp.system.files import settle, storage_error, unfinished_of, write_private
 from equidp.system.logs import held_back
 from equidp.system.workplace import DRAWN
 from equidp.training import TrainingRequest, predict, train_model
@@ -56,6 +56,9 @@ LOCK, LOG = "nonprivate_trials.lock", "nonprivate_log"
 
 FOLDER = "nonprivate_trial"
 """And its number: a trial's own folder."""
+
+BEGUN = "nonprivate_begun"
+"""And its number: a trial's folder was made."""
 
 MODEL = "model.safetensors"
 
@@ -165,6 +168,7 @@ def _every_score(
         if settings.privacy.secure and folder.exists() and not (folder / TRIAL).is_file():
             beyond[number] = list(repeated(folder, point.settings.algorithm(settings.audited), point.plan))
             enter_more(ledgers, settings, run, of_any_trial(beyond.values(), tuning, settings.audited))
+        _begin(workplace, number)
         return number, point, parts, folder, tuning, settings
 
     if settings.tune.workers > 1:
@@ -183,6 +187,26 @@ def _every_score(
         beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
         scores.append(found["score"])
     return scores, of_any_trial(beyond.values(), tuning, settings.audited)
+
+
+def _begin(workplace: Path, number: int) -> None:
+    """Make a trial's folder, and a mark that it was made.
+
+    Raises:
+        EquidpError: it was made and is gone: what the trial had shown is in the ledger, and would not be in ε.
+    """
+    folder, mark = _folder(workplace, number), workplace / f"{BEGUN}-{number}"
+    if mark.exists() and not folder.exists():
+        raise EquidpError(
+            f"The unfinished tuning in {workplace} has lost the folder of a trial, and ε would not count what that "
+            "trial had shown: put it back; or give this one a run_label, and add up the ε of both."
+        )
+    if not mark.exists():
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise storage_error(folder, error) from error
+        write_private(mark, b"")
 
 
 def _tells(settings: Settings) -> bool:
@@ -205,7 +229,7 @@ def _unnumbered(workplace: Path) -> Iterator[None]:
             stopped.exit_code - 128,
         ) from None
     except EquidpError as error:
-        raise EquidpError(re.sub(rf"({FOLDER}|{LOG})-\d+", r"\1", error.message)) from None
+        raise EquidpError(re.sub(rf"({FOLDER}|{LOG}|{BEGUN})-\d+", r"\1", error.message)) from None
 
 
 def _every_trial(tuning: Tuning, drawn: list[int], scores: list[float], settings: Settings) -> dict[str, Any]:
@@ -248,6 +272,12 @@ def forget_trials(workplace: Path) -> None:
             left.unlink(missing_ok=True)
     for log in workplace.glob(f"{LOG}-*.log"):
         log.unlink()
+    _forget_folders(workplace)
+
+
+def _forget_folders(workplace: Path) -> None:
+    for mark in workplace.glob(f"{BEGUN}-*"):  # first: a mark without its folder would be a trial that was lost
+        mark.unlink()
     for folder in workplace.glob(f"{FOLDER}-*"):
         shutil.rmtree(folder)
 
@@ -332,8 +362,7 @@ def _drawn(workplace: Path, facts: Mapping[str, Any], tuning: Tuning, settings: 
         random = random_source(settings.privacy, derived_seed(settings.seed, "tune/drawn"))
         count = tuning.plan.trials.draw(float(random.uniform(1)))
         points = (random.uniform(count).numpy() * len(tuning.points)).astype(int).tolist()
-    for folder in workplace.glob(f"{FOLDER}-*"):  # what a finished tuning left, if it ended while it forgot
-        shutil.rmtree(folder)
+    _forget_folders(workplace)  # what a finished tuning left, if it ended while it forgot
     write_private(workplace / DRAWN, json.dumps({**facts, "points": points}).encode())
     return list(points)
 
@@ -348,7 +377,7 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         TrainingRequest.of(of, name, point.plan, folder),
         privacy=settings.privacy,
         seed=_seed(number, settings),
-        resume=folder.exists(),  # left by an earlier call of this tuning alone
+        resume=any(folder.iterdir()),  # left by an earlier call of this tuning alone
         checkpoint_every=of.operation.checkpoint_every or EVERY,  # what a secure run does again is charged again
     )
     try:
