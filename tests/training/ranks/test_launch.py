@@ -36,6 +36,7 @@ from equidp.system.workplace import CHECKPOINT_FILE
 from equidp.training import Trained, TrainingRequest, plan_run, train_model
 from equidp.training.ranks import __main__ as lending
 from equidp.training.ranks import launch as launching
+from equidp.training.ranks.job import MEETING, STORE
 from equidp.training.ranks.launch import Machines, _answer_one
 from equidp.training.ranks.peers import stay_at_home
 from equidp.training.ranks.worker import _ending_with_starter
@@ -276,6 +277,24 @@ def test_ranks_reach_who_asked_from_a_deep_temporary_folder(deep):
             assert json.loads(line.recv_bytes()) == {"columns": {"seen": 3.0, "same": True}}
         assert not forks()  # a server of forks has a socket too: runs of a sweep start without one
     assert not Path(address).parent.exists()
+
+
+def test_ranks_of_one_machine_meet_in_memory_where_no_full_disk_holds_them_up(tmp_path, monkeypatch):
+    memory, folder, other = tmp_path / "shm", tmp_path / "job", tmp_path / "other"
+    for made in (memory, folder, other):
+        made.mkdir()
+    monkeypatch.setattr(launching, "MEMORY", memory)
+    with launching._meeting_in_memory(folder, Machines()):
+        for name in (MEETING, STORE):
+            (folder / name).write_bytes(b"1")  # as torch makes it
+            assert memory in (folder / name).resolve().parents
+        (own,) = memory.iterdir()
+        assert own.stat().st_mode & 0o077 == 0
+    assert not list(memory.iterdir())
+    for machines, place in ((Machines(2, 0, "a:1"), memory), (Machines(), tmp_path / "none")):
+        monkeypatch.setattr(launching, "MEMORY", place)
+        with launching._meeting_in_memory(other, machines):
+            assert not list(other.iterdir())
 
 
 def test_more_ranks_than_gpus_or_records_are_refused(monkeypatch):

@@ -33,13 +33,28 @@ from equidp.mechanism.device import choose_device
 from equidp.system.files import replacing, sockets_fit, storage_error
 from equidp.system.logs import held_back
 from equidp.system.threads import environment
-from equidp.training.ranks.job import ARRIVED, FAILURE, HISTORY, JOB, MEETING, PUBLIC, SOCKET, STATEMENT, TRAIN, WEIGHTS
+from equidp.training.ranks.job import (
+    ARRIVED,
+    FAILURE,
+    HISTORY,
+    JOB,
+    MEETING,
+    PUBLIC,
+    SOCKET,
+    STATEMENT,
+    STORE,
+    TRAIN,
+    WEIGHTS,
+)
 from equidp.training.ranks.worker import work
 
 logger = logging.getLogger(__name__)
 
 NODES, RENDEZVOUS, FOLDER = "EQUIDP_NODES", "EQUIDP_RENDEZVOUS", "EQUIDP_JOB_FOLDER"
 """Environment of the machine that is asked for a training over several: how many, where they meet, their folder."""
+
+MEMORY = Path("/dev/shm")
+"""Linux's folder in memory."""
 
 NO_PORT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Environment in which torch's launcher opens no port for its ranks."""
@@ -120,7 +135,7 @@ def train(
     machines = Machines.from_environment()
     # by the public N: how many records there are must not show
     _refuse_too_many(job["training"]["device"], devices, machines, job["plan"]["records"])
-    with _job_folder() as folder, _listening(on_epoch) as socket:
+    with _job_folder() as folder, _meeting_in_memory(folder, machines), _listening(on_epoch) as socket:
         storage.save(split.train, folder / TRAIN)
         if len(split.public):
             storage.save(split.public, folder / PUBLIC)
@@ -186,6 +201,21 @@ def _job_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _meeting_in_memory(folder: Path, machines: Machines) -> Iterator[None]:
+    """Let ranks of one machine meet over files in memory, where there is such a folder.
+
+    On a disk that others have filled meanwhile, torch tries for minutes to write a few bytes, and hears of no Ctrl-C.
+    """
+    with contextlib.ExitStack() as kept:
+        if machines.nodes == 1:
+            with contextlib.suppress(OSError):  # there is none, or it is full: then in the job's folder
+                own = kept.enter_context(tempfile.TemporaryDirectory(prefix="equidp-", dir=MEMORY))
+                for name in (MEETING, STORE):
+                    (folder / name).symlink_to(Path(own) / name)
+        yield
 
 
 @contextlib.contextmanager

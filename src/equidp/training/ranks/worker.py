@@ -28,6 +28,7 @@ from equidp.errors import EquidpError
 from equidp.mechanism.device import choose_device, fixed_order
 from equidp.mechanism.trainer import EpochCallback
 from equidp.models import weights_of
+from equidp.system.files import replacing
 from equidp.training.conclusion import conclude
 from equidp.training.preparation import prepare
 from equidp.training.ranks.job import FAILURE, HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS
@@ -122,9 +123,13 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
             rows = prepared.run(on_epoch, progress=job["progress"])
     if peers.first:
         trained = conclude(prepared, rows)
-        save_file(trained.weights, folder / WEIGHTS)
-        trained.history.to_parquet(folder / HISTORY)
-        (folder / STATEMENT).write_text(json.dumps(trained.privacy))
+        (folder / TRAIN).unlink(missing_ok=True)  # all have read it; results, or what failed, may need its room
+        with replacing(folder / WEIGHTS) as part:
+            save_file(trained.weights, part)
+        with replacing(folder / HISTORY) as part:
+            trained.history.to_parquet(part)
+        with replacing(folder / STATEMENT) as part:
+            part.write_text(json.dumps(trained.privacy))
 
 
 @contextlib.contextmanager
