@@ -176,7 +176,7 @@ def test_a_task_that_the_table_does_not_declare_is_refused_with_what_declares_it
 
 def test_a_share_that_goes_out_is_rounded_to_decimals_as_a_small_one_tells_its_denominator() -> None:
     overall = {"count": 813, "label_accuracy": 0.8765, "macro_auroc": None, "exact_match": 1 / 813, "loss": 0.5}
-    released = _exact({"task": "multilabel", "overall": overall, "groups": {}})["overall"]
+    released = _exact({"task": "multilabel", "overall": overall, "groups": {}}, {})["overall"]
     assert released == {"label_accuracy": 0.876, "macro_auroc": None, "exact_match": 0.001, "loss": 0.5}
 
 
