@@ -179,10 +179,10 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
 
 def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
     _compare_beside(passes, features, labels, seed, apart=len(features) // 2)
-    varied = _varied(passes.model, features)
     try:
+        varied = _varied(passes.model, features)
         passes.norms(varied.clone(), labels.clone())
-    except FAILURES:  # the model takes no such records
+    except FAILURES:  # the model takes no such records, or torch does not halve numbers of this type
         varied = features
     _compare_beside(passes, varied, labels, seed)
     with _undrawn(passes, varied, labels, seed) as together:
@@ -191,14 +191,18 @@ def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed
 
 
 def _varied(model: nn.Module, features: Tensor) -> Tensor:
-    """Every second image darker, every second sequence shorter: between records alike in this, mixing may not show."""
+    """Every second sequence shorter, all else (images, lengths) halved: between records alike in this, mixing may not
+    show.
+    """
     if isinstance(model, Packed):
         return model.packing.joined([_varied(model.model, part) for part in model.packing.parts(features)])
-    varied = features.clone()
-    if features.dim() > 3:
-        varied[1::2].div_(2, rounding_mode=None if features.is_floating_point() else "floor")
-    elif features.dim() == 3 or (features.dim() == 2 and not features.is_floating_point()):
+    varied, whole = features.clone(), not features.is_floating_point()
+    if features.dim() == 3 or (whole and features.dim() == 2 and features.shape[1] > 1):
         varied[1::2, (features.shape[1] + 1) // 2 :].zero_()
+    elif features.dtype == torch.bool:
+        varied[1::2].zero_()
+    else:
+        varied[1::2].div_(2, rounding_mode="floor" if whole else None)
     return varied
 
 

@@ -129,7 +129,13 @@ class _Joined:
 
 
 def _collated(what: str, values: Sequence[Any]) -> Any:
-    if all(isinstance(value, Mapping) and value.keys() == values[0].keys() for value in values):
+    if all(isinstance(value, Mapping) for value in values):
+        other = next((value for value in values if value.keys() != values[0].keys()), None)
+        if other is not None:
+            raise EquidpError(
+                f"The {what} of the dataset's items differ in their names, such as {list(values[0])} and "
+                f"{list(other)}: give all items the same."
+            )
         for name in values[0]:
             _refuse_ragged(f"{what} {name!r}", [value[name] for value in values])
     _refuse_ragged(what, values)
