@@ -153,7 +153,8 @@ def spent(trainer: Trainer) -> float:
     The events of the ledger alone give none where noise or length follow from what was released.
 
     Raises:
-        EquidpError: if the ledger is beyond the budget that ε is of.
+        EquidpError: if the ledger is beyond the budget that ε is of, or holds other events than the plan: of another
+            run, say, or of an algorithm of your own whose noise does not follow from the plan.
     """
     return accounted_for(trainer.algorithm, trainer.plan, trainer.outcome(), left=True).epsilon().value
 
