@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
-from equidp.accounting.plan import Segment
+from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
 from equidp.mechanism.augmentation import Augmentation
@@ -518,6 +518,19 @@ def test_of_noise_that_does_not_follow_from_the_plan_nothing_is_stated() -> None
     for told in (spent, statement):
         with pytest.raises(EquidpError, match=r"The ledger differs from the plan.*follow from what it drew"):
             told(trainer)
+
+
+def test_a_trainer_without_privacy_has_no_finite_epsilon() -> None:
+    plan = Plan(300, 60, 2, 1, 1e-4, 1.0)
+    trainer = Trainer(
+        model=network(), loss=LOSS, algorithm=algorithm_settings("sgd").build(), plan=plan,
+        population=Population(Examples(FEATURES, LABELS), torch.zeros_like(LABELS)), random=SeededRandom(0, "cpu"),
+        ledger=Ledger(), learning_rate=0.1,
+    )  # fmt: skip
+    trainer.run_steps(2)
+    assert spent(trainer) == torch.inf
+    assert statement(trainer)["epsilon"] is None
+    assert statement(trainer)["notes"] == ["Non-private baseline: nothing computed from it carries a guarantee."]
 
 
 def test_of_a_ledger_that_lacks_steps_nothing_is_stated() -> None:
