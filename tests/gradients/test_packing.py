@@ -135,6 +135,28 @@ def test_a_packed_model_takes_the_tensors_as_they_were() -> None:
     torch.testing.assert_close(trainer.model(trainer.population.records.features), own)
 
 
+def test_a_model_may_write_into_a_part() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.words, self.out = nn.Embedding(30, 4), nn.Linear(4, 2)
+
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            words = self.words(ids)
+            mask[:, 0] = 0
+            return self.out((words * mask.unsqueeze(2)).sum(1))
+
+    class Careful(Writing):
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(ids, mask.clone())
+
+    mask = MASK.long()
+    written = trained(Writing(), ((IDS, mask), LABELS))
+    assert torch.equal(mask, MASK.long())
+    torch.testing.assert_close(written, trained(Careful(), ((IDS, mask), LABELS)))
+
+
 def test_of_outputs_with_logits_these_are_taken() -> None:
     class Outputs(dict[str, Tensor]):
         @property

@@ -129,7 +129,8 @@ class Packed(nn.Module):
     def forward(self, features: Tensor | Several) -> Any:
         """`[b, …]` of packed features `[b, d]`, or of several tensors as they were before."""
         if isinstance(features, Tensor):
-            parts, names = self.packing.parts(features), self.packing.names
+            # copies, as a model may write into one that is its own: to autograd that changes the others too
+            parts, names = [part.clone() for part in self.packing.parts(features)], self.packing.names
             features = parts if names is None else dict(zip(names, parts, strict=True))
         outputs = self.model(**features) if isinstance(features, Mapping) else self.model(*features)
         return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
