@@ -207,6 +207,20 @@ def test_records_that_meet_by_what_is_alike_in_all_are_found(other: Tensor) -> N
         GradientEngine(model, LOSS).norms(features, LABELS)
 
 
+def test_where_half_a_number_is_none_texts_are_shortened_all_the_same() -> None:
+    class Measured(Reader):
+        def forward(self, ids: Tensor, mask: Tensor, image: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+            if lengths.min() < 1:
+                raise ValueError("a text of no words")
+            return super().forward(ids, mask, image)
+
+    features, model = packed(
+        (IDS, torch.ones_like(MASK), IMAGES, torch.ones(N, dtype=torch.int64)), Measured(most=True)
+    )
+    with pytest.raises(EquidpError, match="mixes records"):
+        GradientEngine(model, LOSS).norms(features, LABELS)
+
+
 def test_masks_of_four_dimensions_are_tried_like_others() -> None:
     class Marked(Reader):
         def forward(self, ids: Tensor, mask: Tensor, image: Tensor) -> Tensor:
