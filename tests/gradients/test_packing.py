@@ -283,6 +283,17 @@ class Lacking(Items):
         return {name: part for name, part in parts.items() if name != "mask" or (i == 7) == self.more}, label
 
 
+class Untouched(Items):
+    """As a tokenizer gives texts one by one: lists, of their own lengths or of one."""
+
+    def __init__(self, *, alike: bool) -> None:
+        super().__init__(named=True)
+        self.alike = alike
+
+    def __getitem__(self, i: int) -> Any:
+        return {"mask": MASK[i], "ids": IDS[i, : 6 if self.alike else 3 + i % 2].tolist()}, 0
+
+
 class Changing(Items):
     """With other types in a later part of the data."""
 
@@ -296,6 +307,14 @@ class Changing(Items):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
+        (
+            Untouched(alike=False),
+            r"The features 'ids' of the dataset's items are no tensors of one shape, such as a list",
+        ),
+        (
+            Untouched(alike=True),
+            r"The features 'ids' of the dataset's items are no tensors of one shape, such as a list",
+        ),
         (Longer(named=True), r"The features 'ids' of the dataset's items differ in shape, such as \[3\] and \[4\]"),
         (
             Lacking(more=False),

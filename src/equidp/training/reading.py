@@ -136,13 +136,21 @@ def _collated(what: str, values: Sequence[Any]) -> Any:
                 f"The {what} of the dataset's items differ in their names, such as {list(values[0])} and "
                 f"{list(other)}: give all items the same."
             )
-        for name in values[0]:
-            _refuse_ragged(f"{what} {name!r}", [value[name] for value in values])
+        return {name: _part(f"{what} {name!r}", [value[name] for value in values]) for name in values[0]}
     _refuse_ragged(what, values)
     try:
         return default_collate(list(values))
     except (TypeError, RuntimeError):  # of a picture, None, or lists of other lengths
         return None
+
+
+def _part(what: str, values: Sequence[Any]) -> Tensor:
+    if not torch.is_tensor(column := _collated(what, values)):
+        raise EquidpError(
+            f"The {what} of the dataset's items are no tensors of one shape, such as a {type(values[0]).__name__}: let "
+            "each item give a tensor or a number (and fill texts up to one length)."
+        )
+    return column
 
 
 def _tensor(what: str, column: Any, values: Sequence[Any]) -> Tensor:
