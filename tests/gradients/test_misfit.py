@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from equidp.errors import EquidpError
 from equidp.gradients import probe
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.misfit import refuse_odd_records
 
 FEATURES = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 1, 0, 1, 0])
@@ -164,3 +165,20 @@ def test_a_layer_that_changes_what_its_class_computes_is_told_of_its_forward() -
     engine = GradientEngine(nn.Sequential(Centred(2, 3, 2), nn.Flatten()), nn.CrossEntropyLoss(reduction="none"))
     with pytest.raises(EquidpError, match=r"'0\.weight' are not those of the loss.*a `forward` of its own"):
         engine.norms(torch.randn(4, 2, 2), torch.arange(4) % 3)
+
+
+def test_records_are_tried_as_copies_of_them() -> None:
+    """A model may write into them, and which one has the largest number depends on all the others."""
+
+    class Doubling(nn.Module):
+        def forward(self, features: Tensor) -> Tensor:
+            return features.mul_(2)
+
+    features, labels = torch.arange(12.0).view(4, 3), torch.zeros(4, 3)
+
+    def written(outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs - labels.add_(1)).square().sum(1)
+
+    refuse_odd_records(Doubling(), written, features, labels)
+    assert torch.equal(features, torch.arange(12.0).view(4, 3))
+    assert not labels.any()

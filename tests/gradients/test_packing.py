@@ -22,6 +22,7 @@ IDS = torch.randint(1, 30, (N, 6), generator=DRAWN)
 MASK = torch.arange(6) < torch.randint(2, 7, (N, 1), generator=DRAWN)
 IMAGES = torch.rand(N, 1, 4, 4, generator=DRAWN)
 LABELS = (IDS[:, 0] > 15).long()
+PARTS = ((IDS, MASK, IMAGES), LABELS)
 LOSS = nn.CrossEntropyLoss(reduction="none")
 ASKED: dict[str, Any] = {
     "noise_multiplier": 1.5, "delta": 1e-4, "epochs": 2, "batch_size": 50, "learning_rate": 0.5, "device": "cpu",
@@ -83,6 +84,7 @@ def trained(model: nn.Module, data: Any) -> list[Tensor]:
         {"ids": torch.tensor([[2**62 + 1, -(2**62)], [3, 4]]), "mask": torch.tensor([True, False])},
         (torch.tensor([[2**24], [-(2**24)]]), torch.rand(2, 3, 2), torch.tensor([[1, 255], [0, 7]], dtype=torch.uint8)),
         (torch.rand(2, 3).half(), torch.rand(2).bfloat16()),
+        (torch.tensor([[7, 2**16 - 1], [0, 1]], dtype=torch.uint16), torch.rand(2, 1)),
         (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)),
     ],
 )
@@ -105,6 +107,10 @@ def test_what_is_taken_apart_is_what_was_packed(parts: Any) -> None:
         ({"image": IMAGES.double()}, r"Part 'image' .* is torch\.float64.*\.float\(\)"),
         ({"image": IMAGES.to_sparse()}, r"torch\.sparse_coo: give dense tensors"),
         ({"image": IMAGES, "ids": IDS - 2**25}, r"Part 'ids' of the features has whole numbers beyond 2\^24"),
+        (
+            (IMAGES[:1], torch.tensor([2**64 - 1], dtype=torch.uint64)),
+            "Part 1 of the features has whole numbers beyond",
+        ),
     ],
 )
 def test_what_cannot_be_packed_without_loss_is_refused(features: Any, words: str) -> None:
@@ -129,6 +135,28 @@ def test_a_packed_model_takes_the_tensors_as_they_were() -> None:
     torch.testing.assert_close(trainer.model(trainer.population.records.features), own)
 
 
+def test_a_model_may_write_into_a_part() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.words, self.out = nn.Embedding(30, 4), nn.Linear(4, 2)
+
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            words = self.words(ids)
+            mask[:, 0] = 0
+            return self.out((words * mask.unsqueeze(2)).sum(1))
+
+    class Careful(Writing):
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(ids, mask.clone())
+
+    mask = MASK.long()
+    written = trained(Writing(), ((IDS, mask), LABELS))
+    assert torch.equal(mask, MASK.long())
+    torch.testing.assert_close(written, trained(Careful(), ((IDS, mask), LABELS)))
+
+
 def test_of_outputs_with_logits_these_are_taken() -> None:
     class Outputs(dict[str, Tensor]):
         @property
@@ -150,6 +178,66 @@ def test_records_that_meet_by_a_part_alone_are_found() -> None:
     engine = GradientEngine(model, LOSS)
     with pytest.raises(EquidpError, match="mixes records"):
         engine.norms(features, LABELS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.full((N,), 5),
+        torch.full((N, 1), 5),
+        torch.ones(N, dtype=torch.bool),
+        torch.ones(N, 6),
+        torch.ones(N, 1, 6, 6, dtype=torch.bool),
+    ],
+)
+def test_records_that_meet_by_what_is_alike_in_all_are_found(other: Tensor) -> None:
+    """Such as by the largest length, or by whether all are marked."""
+
+    class Largest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(30, 4), nn.Linear(4, 2)
+
+        def forward(self, ids: Tensor, other: Tensor) -> Tensor:
+            largest = other.flatten(1).sum(1).max() if other.dim() > 1 else other.max()
+            return self.out(self.words(ids).sum(1) * largest)
+
+    features, model = packed((IDS, other), Largest())
+    with pytest.raises(EquidpError, match="mixes records"):
+        GradientEngine(model, LOSS).norms(features, LABELS)
+
+
+def test_where_half_a_number_is_none_texts_are_shortened_all_the_same() -> None:
+    class Measured(Reader):
+        def forward(self, ids: Tensor, mask: Tensor, image: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+            if lengths.min() < 1:
+                raise ValueError("a text of no words")
+            return super().forward(ids, mask, image)
+
+    features, model = packed(
+        (IDS, torch.ones_like(MASK), IMAGES, torch.ones(N, dtype=torch.int64)), Measured(most=True)
+    )
+    with pytest.raises(EquidpError, match="mixes records"):
+        GradientEngine(model, LOSS).norms(features, LABELS)
+
+
+def test_masks_of_four_dimensions_are_tried_like_others() -> None:
+    class Marked(Reader):
+        def forward(self, ids: Tensor, mask: Tensor, image: Tensor) -> Tensor:
+            return super().forward(ids, mask[:, 0, 0], image)
+
+    squares = MASK[:, None, None].expand(-1, 1, 6, -1)
+    torch.testing.assert_close(trained(Marked(), ((IDS, squares, IMAGES), LABELS)), trained(Reader(), PARTS))
+
+
+def test_the_model_of_a_trainer_is_trained_on_by_another() -> None:
+    first = make_private(Reader(), PARTS, LOSS, **ASKED)
+    first.run_steps(1)
+    for parameter in first.model.parameters():
+        parameter.requires_grad_(True)
+    second = make_private(first.model, PARTS, LOSS, **ASKED)
+    second.run_steps(1)
+    assert second.model.model is first.model.model
 
 
 def test_a_record_that_would_fail_the_run_is_found_in_each_part() -> None:
@@ -183,6 +271,29 @@ class Longer(Items):
         return {"ids": IDS[i, : 3 + i % 2]}, 0
 
 
+class Lacking(Items):
+    """With parts that some items do not have."""
+
+    def __init__(self, *, more: bool) -> None:
+        super().__init__(named=True)
+        self.more = more
+
+    def __getitem__(self, i: int) -> Any:
+        parts, label = super().__getitem__(i)
+        return {name: part for name, part in parts.items() if name != "mask" or (i == 7) == self.more}, label
+
+
+class Untouched(Items):
+    """As a tokenizer gives texts one by one: lists, of their own lengths or of one."""
+
+    def __init__(self, *, alike: bool) -> None:
+        super().__init__(named=True)
+        self.alike = alike
+
+    def __getitem__(self, i: int) -> Any:
+        return {"mask": MASK[i], "ids": IDS[i, : 6 if self.alike else 3 + i % 2].tolist()}, 0
+
+
 class Changing(Items):
     """With other types in a later part of the data."""
 
@@ -196,7 +307,20 @@ class Changing(Items):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
+        (
+            Untouched(alike=False),
+            r"The features 'ids' of the dataset's items are no tensors of one shape, such as a list",
+        ),
+        (
+            Untouched(alike=True),
+            r"The features 'ids' of the dataset's items are no tensors of one shape, such as a list",
+        ),
         (Longer(named=True), r"The features 'ids' of the dataset's items differ in shape, such as \[3\] and \[4\]"),
+        (
+            Lacking(more=False),
+            r"differ in their names, such as \['mask', 'ids', 'image'\] and \['ids', 'image'\]: give",
+        ),
+        (Lacking(more=True), r"differ in their names, such as \['ids', 'image'\] and \['mask', 'ids', 'image'\]: give"),
         (Changing(named=True), r"features are ids float32 \[b, 6\], and those before are ids int64 \[b, 6\]"),
     ],
 )

@@ -13,6 +13,7 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
+from equidp.mechanism import sampling
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.sampling import Batch, Examples, Population
 from equidp.mechanism.trainer import Trainer
@@ -55,6 +56,17 @@ def test_records_that_add_nothing_are_named_and_end_no_run(name: str, value: flo
     given: dict[str, Tensor] = {"features": FEATURES, "labels": LABELS, name: spoilt}
     Population(Examples(**given), LABELS)
     assert caplog.messages[0].startswith(f"The {name} of 1 of 6 records, such as record 4 (from 0), are not finite")
+
+
+def test_records_are_looked_at_in_parts_of_so_many_numbers(caplog, monkeypatch) -> None:
+    """However wide they are: a file of records may be larger than memory."""
+    monkeypatch.setattr(logging.getLogger("equidp"), "propagate", True)
+    monkeypatch.setattr(sampling, "NUMBERS", 7)
+    looked_at, isfinite = list[int](), Tensor.isfinite
+    monkeypatch.setattr(Tensor, "isfinite", lambda part: looked_at.append(part.numel()) or isfinite(part))
+    Population(Examples(FEATURES.index_fill(0, torch.tensor(4), torch.nan), LABELS), LABELS)
+    assert looked_at == [6, 6, 6]
+    assert caplog.messages[0].startswith("The features of 1 of 6 records, such as record 4 (from 0), are not finite")
 
 
 def test_nobody_has_no_number_that_is_not_finite(caplog, monkeypatch) -> None:

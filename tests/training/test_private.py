@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.parts import PoissonSampler, Run, Sampling
+from equidp.mechanism.parts.sampler import PoissonSampling
 from equidp.mechanism.sampling import Examples, Population
 from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import Trainer
@@ -492,6 +496,49 @@ def test_the_statement_of_an_interrupted_loop_says_so() -> None:
     assert found["epsilon"] == spent(trainer) > trainer.algorithm.epsilon(trainer.plan).value
     assert found["steps_repeated"]
     assert len(found["notes"]) == 2
+    assert "The loop was interrupted within a step, or went back to an earlier state" in found["notes"][0]
+
+
+def test_of_noise_that_does_not_follow_from_the_plan_nothing_is_stated() -> None:
+    """Such as of a sampler of one's own: what it goes by may be what the loop had shown."""
+
+    class Turning(PoissonSampling):
+        def noise(self, segment: Segment) -> float:
+            return super().noise(segment) * (0.5 if self.run.ledger.count == 3 else 1.0)
+
+    class Tuned(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            return Turning(self, run)
+
+    built = replace(algorithm_settings("dpsgd").build(), sampler=Tuned())
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, algorithm=built, seed=1)
+    trainer.run_steps(3)
+    assert spent(trainer) == built.epsilon(trainer.plan).value
+    trainer.run_steps(2)
+    for told in (spent, statement):
+        with pytest.raises(EquidpError, match=r"The ledger differs from the plan.*follow from what it drew"):
+            told(trainer)
+
+
+def test_a_trainer_without_privacy_has_no_finite_epsilon() -> None:
+    plan = Plan(300, 60, 2, 1, 1e-4, 1.0)
+    trainer = Trainer(
+        model=network(), loss=LOSS, algorithm=algorithm_settings("sgd").build(), plan=plan,
+        population=Population(Examples(FEATURES, LABELS), torch.zeros_like(LABELS)), random=SeededRandom(0, "cpu"),
+        ledger=Ledger(), learning_rate=0.1,
+    )  # fmt: skip
+    trainer.run_steps(2)
+    assert spent(trainer) == torch.inf
+    assert statement(trainer)["epsilon"] is None
+    assert statement(trainer)["notes"] == ["Non-private baseline: nothing computed from it carries a guarantee."]
+
+
+def test_of_a_ledger_that_lacks_steps_nothing_is_stated() -> None:
+    trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, algorithm="dpsgd_decay", seed=1)
+    trainer.run_steps(4)
+    trainer.ledger = Ledger(trainer.ledger.events[1:])
+    with pytest.raises(EquidpError, match=r"if you gave a ledger, it must be of this run alone"):
+        spent(trainer)
 
 
 @pytest.mark.parametrize(

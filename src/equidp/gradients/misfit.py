@@ -45,7 +45,8 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
     """Refuse, before anything is charged, what would fail the run in the first batch that has it, hours later.
 
     Tried are the records of the largest and the smallest number, such as an id beyond a vocabulary, and each class
-    there is; by copies on a CPU, which keep what models and losses remember, and survive what they refuse.
+    there is; by copies on a CPU, which keep what models and losses remember, and survive what they refuse. Records are
+    copied, too: a model may write into them, and which are the largest depends on all.
 
     Raises:
         EquidpError: for a loss that is no number for each record, and for a record or a label on which model or loss
@@ -58,8 +59,8 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
     try:
         tried, judged = tried.cpu(), judged.cpu() if isinstance(judged, nn.Module) else judged
         with torch.no_grad():
-            outputs = tried(features[:1].cpu())
-            losses = judged(outputs, labels[:1].cpu())
+            outputs = tried(_copied(features, 0))
+            losses = judged(outputs, _copied(labels, 0))
     except FAILURES:  # the first step has words for it
         return
     if torch.is_tensor(losses):
@@ -67,7 +68,7 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
     for row in sorted(set().union(*map(_extremes, several(model, features)))):
         try:
             with torch.no_grad():
-                tried(features[row : row + 1].cpu())
+                tried(_copied(features, row))
         except FAILURES as error:
             raise EquidpError(
                 f"The model fails on record {row} (from 0), and not on the first one: {_reason(error)}. Correct the "
@@ -85,6 +86,10 @@ def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: T
                 f"The loss fails on the label of record {row} (from 0), and not on the first one's: {_reason(error)}. "
                 f"{_of_loss(error)}"
             ) from error
+
+
+def _copied(values: Tensor, row: int) -> Tensor:
+    return values[row : row + 1].to("cpu", copy=True)
 
 
 def _extremes(features: Tensor) -> set[int]:

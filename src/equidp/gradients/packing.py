@@ -81,8 +81,8 @@ class Packing:
             raise EquidpError(f"The features are {other}, and those before are {self}: give all alike.")
         parts = _listed(features, self.names)
         for name, part in _named(self.names, parts):
-            beyond = not (self.whole or part.is_floating_point()) and part.numel()
-            if beyond and max(int(part.max()), -int(part.min())) > EXACT:
+            mixed = not (self.whole or part.is_floating_point()) and part.numel()
+            if mixed and max(map(abs, part.double().aminmax())) > EXACT:  # torch has no order of uint16 and its like
                 raise EquidpError(
                     f"Part {name} of the features has whole numbers beyond 2^24, which lose digits beside others that "
                     "are not whole: number them anew."
@@ -116,18 +116,21 @@ class Packed(nn.Module):
     """A model of several tensors, as a module of one.
 
     Args:
-        model: called with the tensors, by name or in their order. Of an output with `logits` these are taken.
+        model: called with the tensors, by name or in their order. Of an output with `logits` these are taken. Of a
+            `Packed`, such as another trainer's, its own model is meant.
         packing: how they lie in the one tensor.
     """
 
     def __init__(self, model: nn.Module, packing: Packing) -> None:
         super().__init__()
-        self.model, self.packing = model, packing
+        self.model: nn.Module = model.model if isinstance(model, Packed) else model
+        self.packing = packing
 
     def forward(self, features: Tensor | Several) -> Any:
         """`[b, …]` of packed features `[b, d]`, or of several tensors as they were before."""
         if isinstance(features, Tensor):
-            parts, names = self.packing.parts(features), self.packing.names
+            # copies, as a model may write into one that is its own: to autograd that changes the others too
+            parts, names = [part.clone() for part in self.packing.parts(features)], self.packing.names
             features = parts if names is None else dict(zip(names, parts, strict=True))
         outputs = self.model(**features) if isinstance(features, Mapping) else self.model(*features)
         return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)

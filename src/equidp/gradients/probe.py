@@ -179,26 +179,35 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
 
 def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
     _compare_beside(passes, features, labels, seed, apart=len(features) // 2)
-    varied = _varied(passes.model, features)
-    try:
-        passes.norms(varied.clone(), labels.clone())
-    except FAILURES:  # the model takes no such records
-        varied = features
+    varied = features
+    for numbers in (True, False):
+        with contextlib.suppress(*FAILURES):  # the model takes no such records, or torch halves no such numbers
+            tried = _varied(passes.model, features, numbers=numbers)
+            passes.norms(tried.clone(), labels.clone())
+            varied = tried
+            break
     _compare_beside(passes, varied, labels, seed)
     with _undrawn(passes, varied, labels, seed) as together:
         if together is not None:
             _compare_norms(passes, together, _norms(passes, varied.flip(0), labels.flip(0), seed).flip(0))
 
 
-def _varied(model: nn.Module, features: Tensor) -> Tensor:
-    """Every second image darker, every second sequence shorter: between records alike in this, mixing may not show."""
+def _varied(model: nn.Module, features: Tensor, *, numbers: bool) -> Tensor:
+    """Every second sequence shorter, all else (images, lengths) halved: between records alike in this, mixing may not
+    show. Without `numbers`, those that are no sequence's and no image's are left: a length of 0 may be none.
+    """
     if isinstance(model, Packed):
-        return model.packing.joined([_varied(model.model, part) for part in model.packing.parts(features)])
-    varied = features.clone()
-    if features.dim() > 3:
-        varied[1::2].div_(2, rounding_mode=None if features.is_floating_point() else "floor")
-    elif features.dim() == 3 or (features.dim() == 2 and not features.is_floating_point()):
+        parts = [_varied(model.model, part, numbers=numbers) for part in model.packing.parts(features)]
+        return model.packing.joined(parts)
+    varied, whole = features.clone(), not features.is_floating_point()
+    if features.dim() == 3 or (whole and features.dim() == 2 and features.shape[1] > 1):
         varied[1::2, (features.shape[1] + 1) // 2 :].zero_()
+    elif features.dim() < 3 and not numbers:
+        return varied
+    elif features.dtype == torch.bool:
+        varied[1::2].zero_()
+    else:
+        varied[1::2].div_(2, rounding_mode="floor" if whole else None)
     return varied
 
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 STAYS_INSIDE = "These figures are exact. They stay inside, like report.html{}; what may go out is in release/."
 UNLESS = ", unless release.unprotected=test publishes them"
-"""Not beside figures with noise, which the exact ones would undo."""
+"""Not beside figures with noise, which the exact ones would undo; and not of validation records."""
 
 
 class PrintHook:
@@ -59,7 +59,7 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
         results = [{name: catalog.load(f"{name}.{kind}") for name in finished} for kind in ("metrics", "privacy")]
         print_table(results_table(*results), Console())
         if secure := [of for of in results[1].values() if of["secure"]]:
-            unless = "" if any(of.get("evaluation") for of in secure) else UNLESS
+            unless = "" if any(of.get("evaluation") or of.get("evaluated_on") for of in secure) else UNLESS
             terminal().print(STAYS_INSIDE.format(unless), highlight=False)
     if tuple(names) == ("ingestion",):
         print_groups(catalog.load("groups"), written_to(catalog, "groups"))

@@ -18,8 +18,8 @@ from equidp.errors import EquidpError
 
 logger = logging.getLogger(__name__)
 
-ROWS = 65_536
-"""Records that are looked at at once for numbers that are not finite."""
+NUMBERS = 1 << 24
+"""So many are looked at at once for some that are not finite: records may be of any width, and lie in a file."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,8 @@ def _warn_of_non_finite(name: str, column: Tensor) -> None:
     if not column.is_floating_point() or column.is_meta:
         return
     rows = column.unsqueeze(1) if column.dim() == 1 else column.flatten(1)
-    spoilt = torch.cat([~part.isfinite().all(1) for part in rows.split(ROWS)])
+    parts = rows.split(max(1, NUMBERS // max(1, rows.shape[1])))
+    spoilt = torch.cat([~part.isfinite().all(1) for part in parts])
     if count := int(spoilt.sum()):
         logger.warning(
             "The %s of %d of %d records, such as record %d (from 0), are not finite: their gradients count as 0, and "

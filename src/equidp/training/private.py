@@ -150,11 +150,15 @@ def make_private(
 def spent(trainer: Trainer) -> float:
     """ε of a loop, wherever it stopped: of its whole plan, and of steps that were charged anew after an interruption.
 
-    The events of the ledger alone give none where noise or length follow from what was released.
+    The events of the ledger alone give none where noise or length follow from what was released. Infinite where the
+    algorithm of a `Trainer` is not private.
 
     Raises:
-        EquidpError: if the ledger is beyond the budget that ε is of.
+        EquidpError: if the ledger is beyond the budget that ε is of, or holds other events than the plan: of another
+            run, say, or of an algorithm of your own whose noise does not follow from the plan.
     """
+    if not trainer.algorithm.private:
+        return math.inf
     return accounted_for(trainer.algorithm, trainer.plan, trainer.outcome(), left=True).epsilon().value
 
 
@@ -185,7 +189,7 @@ def statement(trainer: Trainer, *, unit: str | None = None) -> dict[str, Any]:
         seed=random.seed if isinstance(random, SeededRandom) else 0,
         public=0 if trainer.public_part is None else len(trainer.public_part.labels),
     )  # fmt: skip
-    return made | {"notes": [*made["notes"], OWN_LOOP]}
+    return made | {"notes": [*made["notes"], OWN_LOOP]} if trainer.algorithm.private else made
 
 
 def _public_of(data: Data, packing: Packing | None) -> Examples:

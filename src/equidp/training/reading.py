@@ -129,14 +129,28 @@ class _Joined:
 
 
 def _collated(what: str, values: Sequence[Any]) -> Any:
-    if all(isinstance(value, Mapping) and value.keys() == values[0].keys() for value in values):
-        for name in values[0]:
-            _refuse_ragged(f"{what} {name!r}", [value[name] for value in values])
+    if all(isinstance(value, Mapping) for value in values):
+        other = next((value for value in values if value.keys() != values[0].keys()), None)
+        if other is not None:
+            raise EquidpError(
+                f"The {what} of the dataset's items differ in their names, such as {list(values[0])} and "
+                f"{list(other)}: give all items the same."
+            )
+        return {name: _part(f"{what} {name!r}", [value[name] for value in values]) for name in values[0]}
     _refuse_ragged(what, values)
     try:
         return default_collate(list(values))
     except (TypeError, RuntimeError):  # of a picture, None, or lists of other lengths
         return None
+
+
+def _part(what: str, values: Sequence[Any]) -> Tensor:
+    if not torch.is_tensor(column := _collated(what, values)):
+        raise EquidpError(
+            f"The {what} of the dataset's items are no tensors of one shape, such as a {type(values[0]).__name__}: let "
+            "each item give a tensor or a number (and fill texts up to one length)."
+        )
+    return column
 
 
 def _tensor(what: str, column: Any, values: Sequence[Any]) -> Tensor:

@@ -18,6 +18,12 @@ from equidp.evaluation.histogram import figures_event, sensitivity, tables
 from equidp.mechanism.algorithm import Algorithm, Outcome
 from equidp.parameters import DataSettings, PrivacySettings, TrainingSettings
 
+LEFT = (
+    "The loop was interrupted within a step, or went back to an earlier state. Steps that are taken again have other "
+    "noise, and both count, whether or not they have been taken again: ε is larger than of a loop without a break. It "
+    "holds if neither the break nor the decision to go on followed from what the loop had shown."
+)
+
 REPEATED = (
     "The run was interrupted. Steps since its last checkpoint were taken again, with other noise, and both count: ε is "
     "larger than of a run without a break. It holds if neither the break nor the decision to go on followed from what "
@@ -105,7 +111,7 @@ def privacy_statement(
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": _assumptions(algorithm, plan, privacy, membership, declared=declared),
         **({} if accounted.run == accounted.planned else {"steps_repeated": True}),
-        "notes": [] if accounted.run == accounted.planned else [REPEATED],
+        "notes": [] if accounted.run == accounted.planned else [LEFT if left else REPEATED],
     }
 
 
@@ -238,15 +244,18 @@ def accounted_for(algorithm: Algorithm, plan: Plan, outcome: Outcome, *, left: b
         EquidpError: if neither plan, cap nor budget covers the ledger.
     """
     planned, budget = algorithm.events(plan), algorithm.budget(plan)
+    due, charged = counted(planned), counted(outcome.events)
     if left and algorithm.fixed:
-        # when it was left may follow from what it showed: all that it would have done counts, and steps taken again
-        again = beyond(outcome.events, algorithm.events_until(plan, outcome.steps))
-        return Accounted(plan, merged((*planned, *again)), planned, None)
+        until = algorithm.events_until(plan, outcome.steps)
+        # what a sampler releases may not have been charged yet
+        taken = counted(until) - counted(algorithm.sampler.releases(algorithm.adapt(plan)))
+        if taken <= charged and charged.keys() <= due.keys():
+            # when it was left may follow from what it showed: all it would have done counts, and steps taken again
+            return Accounted(plan, merged((*planned, *beyond(outcome.events, until))), planned, None)
     if algorithm.covers(plan, outcome.events, outcome.steps):
         return Accounted(plan, planned, planned, budget)
     if budget is not None:
         raise EquidpError(f"The ledger holds more than the budget of {algorithm.name}, which its ε is of.")
-    due, charged = counted(planned), counted(outcome.events)
     if algorithm.fixed and due <= charged and due.keys() == charged.keys():
         return Accounted(plan, outcome.events, planned, None)  # repeated steps of a resumed run, each charged again
     if algorithm.acceptance.may_stop and charged.keys() <= due.keys():
@@ -256,5 +265,6 @@ def accounted_for(algorithm: Algorithm, plan: Plan, outcome: Outcome, *, left: b
     raise EquidpError(
         "The ledger differs from the plan that ε was computed for; the run is not covered by its ε. "
         "If the algorithm is your own, its noise, its steps or its end follow from what it drew, and must follow from "
-        "the plan; else this is a bug: please report it with the settings."
+        "the plan; if you gave a ledger, it must be of this run alone; else this is a bug: please report it with the "
+        "settings."
     )

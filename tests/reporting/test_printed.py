@@ -1,0 +1,29 @@
+"""What a run prints at its end, beside its table."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from equidp.hooks import print as printed
+from equidp.reporting import tables
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [({}, True), ({"evaluation": {"part": "test"}}, False), ({"evaluated_on": "validation"}, False)],
+)
+def test_exact_figures_go_out_where_a_release_would_not_refuse_them(
+    entries: dict[str, Any], told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(printed, "evaluated", lambda _: ("dpsgd",))
+    for name in ("results_table", "print_table"):
+        monkeypatch.setattr(tables, name, lambda *_: None)
+    pipeline: Any = SimpleNamespace(all_outputs=set, outputs=set)
+    catalog: Any = SimpleNamespace(load=lambda name: {"secure": True} | entries if name == "dpsgd.privacy" else {})
+    printed.print_results(("dpsgd",), pipeline, catalog)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "These figures are exact. They stay inside, like report.html" in said
+    assert ("unless release.unprotected=test publishes them" in said) == told
