@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from tests.models.conftest import SCHEMAS, batch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equidp.errors import EquidpError
 from equidp.gradients import bookkeeping, layers, sites
@@ -1403,3 +1405,24 @@ def test_a_model_is_tried_out_again_in_another_mode() -> None:
     engine.train()
     with pytest.raises(EquidpError, match="mixes records"):
         engine.norms(*batch)
+
+
+def test_the_parts_of_a_weighted_sum_are_not_all_there_at_once() -> None:
+    """Each goes where it belongs as soon as it is made: of a large model all would take as much room as the sum."""
+    engine = GradientEngine(nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 60)), signed)
+    norms = engine.norms(torch.randn(6, 40), torch.randn(6, 60))
+    made, most = list[weakref.ref[Tensor]](), 0
+
+    class Room(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal most
+            found = function(*args, **(kwargs or {}))
+            made.extend(weakref.ref(one) for one in (found if isinstance(found, list) else [found]))
+            there = [one.untyped_storage() for ref in made if (one := ref()) is not None]
+            most = max(most, sum({one.data_ptr(): one.nbytes() for one in there}.values()))
+            return found
+
+    with Room():
+        total = engine.weighted_sum(torch.ones_like(norms))
+    assert 4 * engine.dimension < most < 2 * 4 * engine.dimension
+    assert not total.is_inference()
