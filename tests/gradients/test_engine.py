@@ -406,10 +406,11 @@ class Halves(nn.Module):
         (lambda: nn.Linear(8, 8, bias=False), (16, 8), 1),
         (lambda: nn.Conv2d(16, 16, 3, bias=False, groups=4), (16, 10, 10), 1),
         (lambda: nn.Conv2d(4, 4, 3, bias=False), (4, 10, 10), 1),
+        (lambda: nn.Conv2d(16, 32, 3, bias=False, groups=16), (16, 10, 10), 1),
         (Halves, (2, 8), 1),
         (lambda: nn.Linear(8, 8, bias=False), (16, 8), 2),
     ],
-    ids=["sequence", "groups of channels", "windows", "shared weight", "unit"],
+    ids=["sequence", "groups of channels", "windows", "depthwise", "shared weight", "unit"],
 )
 def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(layer, shape, copies) -> None:
     """All of its inputs alike and half of its backprops negative: a norm of 0, and 10⁴ times that beneath it."""
@@ -443,8 +444,18 @@ def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(l
         (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 34, 34), 1),
         (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 34, 34), 3),
         (lambda: nn.Conv2d(4, 8, 3, bias=False, groups=2), (4, 66, 66), 3),
+        (lambda: nn.Conv2d(4, 8, 3, bias=False, groups=4), (4, 66, 66), 3),
     ],
-    ids=["sequence", "unit of sequences", "of 2000", "of 2000 vectors", "windows", "unit of images", "groups"],
+    ids=[
+        "sequence",
+        "unit of sequences",
+        "of 2000",
+        "of 2000 vectors",
+        "windows",
+        "unit of images",
+        "groups",
+        "depthwise",
+    ],
 )
 def test_a_record_that_nearly_cancels_over_a_thousand_positions_moves_no_sum_by_its_rounding(
     layer, shape, copies
