@@ -194,5 +194,4 @@ def summed(parts: Sequence[Tensor]) -> Tensor:
 
 
 def rows_of(terms: Sequence[Term], records: slice) -> Tensor:
-    parts = [term.gradients(records.start, records.stop) for term in terms]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    return summed([term.gradients(records.start, records.stop) for term in terms])
