@@ -497,8 +497,10 @@ def test_a_record_that_nearly_cancels_over_a_thousand_positions_moves_no_sum_by_
         (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 33, 33), 1),
         (lambda: nn.Conv2d(5, 5, 3, bias=False, groups=5), (5, 33, 33), 1),
         (lambda: nn.Conv1d(1, 1, 3, bias=False), (1, 333), 1),
+        (lambda: nn.Conv3d(2, 3, 3, bias=False), (2, 9, 7, 9), 1),
+        (lambda: nn.ConvTranspose2d(3, 5, 3, bias=False), (3, 17, 17), 1),
     ],
-    ids=["sequence", "unit", "gram", "bands", "one output", "image", "depthwise", "line"],
+    ids=["sequence", "unit", "gram", "bands", "one output", "image", "depthwise", "line", "volume", "transposed"],
 )
 def test_who_joins_does_not_round_the_others_otherwise(layer, shape, unit) -> None:
     """Records whose gradients are next to nothing but rounding, wherever in memory they stand: the same to the bit."""
