@@ -289,3 +289,15 @@ def test_tiles_cover_an_extent_once_and_are_nearly_equal(extent, most) -> None:
     sizes = [size for _, size, _ in tiles(extent, most)]
     assert max(sizes) <= most
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("size", [(3, 3), (1, 1), (2, 5)])
+def test_large_gradients_come_into_a_weights_order_as_small_ones_do(size, monkeypatch) -> None:
+    kernel = Kernel(size, (1, 1), (1, 1), (6, 8))
+    found = gradients_of(kernel, *batch(kernel))
+    for gradients in (torch.randn(1, kernel.numel), torch.randn(3, kernel.numel)):
+        monkeypatch.setattr(compiled, "BEYOND_CACHES", kernel.numel * 4)
+        small = found.as_weight(gradients)
+        monkeypatch.setattr(compiled, "BEYOND_CACHES", 1)
+        assert small.shape == (len(gradients), 8, 6, *size)
+        assert torch.equal(found.as_weight(gradients), small)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from tests.models.conftest import SCHEMAS, batch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equidp.errors import EquidpError
 from equidp.gradients import bookkeeping, layers, sites
@@ -404,10 +406,11 @@ class Halves(nn.Module):
         (lambda: nn.Linear(8, 8, bias=False), (16, 8), 1),
         (lambda: nn.Conv2d(16, 16, 3, bias=False, groups=4), (16, 10, 10), 1),
         (lambda: nn.Conv2d(4, 4, 3, bias=False), (4, 10, 10), 1),
+        (lambda: nn.Conv2d(16, 32, 3, bias=False, groups=16), (16, 10, 10), 1),
         (Halves, (2, 8), 1),
         (lambda: nn.Linear(8, 8, bias=False), (16, 8), 2),
     ],
-    ids=["sequence", "groups of channels", "windows", "shared weight", "unit"],
+    ids=["sequence", "groups of channels", "windows", "depthwise", "shared weight", "unit"],
 )
 def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(layer, shape, copies) -> None:
     """All of its inputs alike and half of its backprops negative: a norm of 0, and 10⁴ times that beneath it."""
@@ -441,8 +444,18 @@ def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(l
         (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 34, 34), 1),
         (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 34, 34), 3),
         (lambda: nn.Conv2d(4, 8, 3, bias=False, groups=2), (4, 66, 66), 3),
+        (lambda: nn.Conv2d(4, 8, 3, bias=False, groups=4), (4, 66, 66), 3),
     ],
-    ids=["sequence", "unit of sequences", "of 2000", "of 2000 vectors", "windows", "unit of images", "groups"],
+    ids=[
+        "sequence",
+        "unit of sequences",
+        "of 2000",
+        "of 2000 vectors",
+        "windows",
+        "unit of images",
+        "groups",
+        "depthwise",
+    ],
 )
 def test_a_record_that_nearly_cancels_over_a_thousand_positions_moves_no_sum_by_its_rounding(
     layer, shape, copies
@@ -484,8 +497,10 @@ def test_a_record_that_nearly_cancels_over_a_thousand_positions_moves_no_sum_by_
         (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 33, 33), 1),
         (lambda: nn.Conv2d(5, 5, 3, bias=False, groups=5), (5, 33, 33), 1),
         (lambda: nn.Conv1d(1, 1, 3, bias=False), (1, 333), 1),
+        (lambda: nn.Conv3d(2, 3, 3, bias=False), (2, 9, 7, 9), 1),
+        (lambda: nn.ConvTranspose2d(3, 5, 3, bias=False), (3, 17, 17), 1),
     ],
-    ids=["sequence", "unit", "gram", "bands", "one output", "image", "depthwise", "line"],
+    ids=["sequence", "unit", "gram", "bands", "one output", "image", "depthwise", "line", "volume", "transposed"],
 )
 def test_who_joins_does_not_round_the_others_otherwise(layer, shape, unit) -> None:
     """Records whose gradients are next to nothing but rounding, wherever in memory they stand: the same to the bit."""
@@ -1403,3 +1418,24 @@ def test_a_model_is_tried_out_again_in_another_mode() -> None:
     engine.train()
     with pytest.raises(EquidpError, match="mixes records"):
         engine.norms(*batch)
+
+
+def test_the_parts_of_a_weighted_sum_are_not_all_there_at_once() -> None:
+    """Each goes where it belongs as soon as it is made: of a large model all would take as much room as the sum."""
+    engine = GradientEngine(nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 60)), signed)
+    norms = engine.norms(torch.randn(6, 40), torch.randn(6, 60))
+    made, most = list[weakref.ref[Tensor]](), 0
+
+    class Room(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal most
+            found = function(*args, **(kwargs or {}))
+            made.extend(weakref.ref(one) for one in (found if isinstance(found, list) else [found]))
+            there = [one.untyped_storage() for ref in made if (one := ref()) is not None]
+            most = max(most, sum({one.data_ptr(): one.nbytes() for one in there}.values()))
+            return found
+
+    with Room():
+        total = engine.weighted_sum(torch.ones_like(norms))
+    assert 4 * engine.dimension < most < 2 * 4 * engine.dimension
+    assert not total.is_inference()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.pretended import pretended_gpu
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equidp.errors import EquidpError
 from equidp.gradients import compiled, convolutions, lookups, products, rounding, terms, units
@@ -182,6 +183,27 @@ def test_conv2d(settings, kernel, layout, holds) -> None:
 )
 def test_conv1d(settings, holds) -> None:
     holds(nn.Conv1d(4, 6, 4, **settings), torch.randn(4, 4, 11))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_windows_of_a_depthwise_convolution_are_not_written_out(layout) -> None:
+    """Nothing that its gradients are made of is larger than what the layer sees and gives."""
+    features = torch.randn(16, 8, 20, 20).to(memory_format=layout)
+    engine = GradientEngine(nn.Conv2d(8, 8, 3, groups=8), lambda outputs, labels: outputs.flatten(1).square().sum(1))
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            made = function(*args, **(kwargs or {}))
+            if isinstance(made, Tensor):
+                largest = max(largest, made.untyped_storage().nbytes())
+            return made
+
+    with Sizes():
+        norms = engine.passes.norms(features, torch.zeros(16))
+        engine.weighted_sum(torch.ones_like(norms))
+    assert 0 < largest <= features.untyped_storage().nbytes()
 
 
 def test_a_wide_convolution_of_few_pixels(holds) -> None:

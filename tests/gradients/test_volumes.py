@@ -8,7 +8,9 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from equidp.gradients.compiled.code import openmp, registers_here
 from equidp.gradients.engine import GradientEngine
 
 LAYERS = {
@@ -17,6 +19,11 @@ LAYERS = {
         nn.Conv3d(4, 6, (3, 2, 1), stride=(2, 1, 2), padding=(1, 0, 1), dilation=(1, 2, 1), groups=2, bias=False),
         (4, 5, 5, 4),
     ),
+    "volume, strided and dilated": (
+        nn.Conv3d(2, 4, (2, 3, 2), stride=(2, 1, 2), padding=(1, 0, 1), dilation=(2, 1, 1)),
+        (2, 7, 5, 6),
+    ),
+    "volume of many places": (nn.Conv3d(1, 2, 3, padding=1), (1, 6, 6, 7)),
     "volume, padded by its edge": (nn.Conv3d(2, 2, 3, padding="same", padding_mode="replicate"), (2, 3, 3, 3)),
     "transposed line": (nn.ConvTranspose1d(2, 3, 3, stride=2), (2, 5)),
     "transposed image": (nn.ConvTranspose2d(2, 3, 2), (2, 4, 4)),
@@ -24,6 +31,15 @@ LAYERS = {
         nn.ConvTranspose2d(4, 6, (3, 2), stride=(2, 3), padding=(2, 1), output_padding=(1, 2), dilation=2, groups=2),
         (4, 4, 3),
     ),
+    "transposed image, strided and dilated": (
+        nn.ConvTranspose2d(4, 6, (3, 2), stride=(2, 3), padding=(2, 1), output_padding=(1, 2), dilation=2),
+        (4, 4, 3),
+    ),
+    "transposed line, all settings": (
+        nn.ConvTranspose1d(3, 2, 4, stride=3, padding=1, output_padding=2, dilation=2, bias=False),
+        (3, 40),
+    ),
+    "transposed image of many places": (nn.ConvTranspose2d(3, 2, 2, stride=2), (3, 11, 10)),
     "transposed image, room for one place more": (
         nn.ConvTranspose2d(2, 2, 3, stride=1, dilation=2, output_padding=1, bias=False),
         (2, 4, 4),
@@ -37,6 +53,7 @@ def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (outputs.sin().flatten(1) - labels.unsqueeze(1)).square().sum(1)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", LAYERS)
 def test_norms_and_sums_are_those_of_autograd(name: str) -> None:
     torch.manual_seed(3)
@@ -54,3 +71,43 @@ def test_norms_and_sums_are_those_of_autograd(name: str) -> None:
     torch.testing.assert_close(
         engine.weighted_sum(weights), weights @ torch.stack(each), rtol=1e-4, atol=1e-5 * float(each[0].norm())
     )
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", LAYERS)
+def test_units_of_records_too(name: str) -> None:
+    torch.manual_seed(4)
+    layer, shape = LAYERS[name]
+    model = nn.Sequential(copy.deepcopy(layer)).eval()
+    features, labels, owners = torch.randn(4, *shape), torch.randn(4), torch.tensor([0, 0, 1, 1])
+    engine = GradientEngine(model, loss)
+    each = [engine.plain_sum(features[some], labels[some]) / 2 for some in (slice(2), slice(2, 4))]
+    norms = engine.norms(features, labels, owners=owners)
+    torch.testing.assert_close(norms, torch.stack(each).norm(dim=1), rtol=1e-5, atol=1e-6)
+    total = engine.weighted_sum(torch.tensor([0.5, 2.0]))
+    torch.testing.assert_close(total, 0.5 * each[0] + 2 * each[1], rtol=1e-4, atol=1e-5 * float(norms.sum()))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Conv3d(4, 8, 3, padding=1), (4, 6, 8, 8)), (nn.ConvTranspose2d(8, 4, 3), (8, 12, 12))]
+)
+def test_their_windows_are_not_written_out(layer, shape) -> None:
+    """These are 27 times as large as the volumes, and 9 times as the images."""
+    engine, features = GradientEngine(nn.Sequential(layer), loss), torch.randn(16, *shape)
+    engine.norms(features, torch.zeros(16))  # what is kept from step to step
+    if openmp() is None or registers_here() is None:
+        pytest.skip("no compiled code on this machine")
+    allowed, largest = 2 * max(features.numel(), layer(features).numel()), 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            made = function(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor):
+                largest = max(largest, made.untyped_storage().nbytes() // 4)
+            return made
+
+    with Sizes():
+        norms = engine.passes.norms(features, torch.zeros(16))
+        engine.weighted_sum(torch.ones_like(norms))
+    assert 0 < largest <= allowed

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import RandomSource, SeededRandom, Stream
@@ -54,6 +55,26 @@ class TestStreams:
             lives.append(start_of(random))
         values = [value for life in lives for stream in life.values() for value in stream]
         assert len(set(values)) == len(values) == 3 * 4 * len(STREAMS)
+
+
+def test_a_noised_sum_takes_no_memory_beside_its_noise() -> None:
+    """Of a large model each tensor more costs as much as a pass over it."""
+    made = []
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            made.append(found.untyped_storage().data_ptr())
+            return found
+
+    values, exact = torch.randn(5000), torch.randn(5000, dtype=torch.float64)
+    before = values.clone()
+    with Made():
+        noised = SeededRandom(0, "cpu").perturb(values, sensitivity=2.0, noise_multiplier=3.0)
+    assert len(set(made)) == 1
+    assert torch.equal(values, before)
+    assert torch.equal(noised, values + 6.0 * SeededRandom(0, "cpu").normal(5000))
+    assert SeededRandom(0, "cpu").perturb(exact, sensitivity=2.0, noise_multiplier=3.0).dtype == torch.float64
 
 
 def test_coins_are_finer_than_float32() -> None:

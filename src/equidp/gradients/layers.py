@@ -22,8 +22,9 @@ from equidp.gradients import fused
 from equidp.gradients.convolutions import Convolutions
 from equidp.gradients.lookups import Lookups
 from equidp.gradients.products import GroupedProducts, Outer, Products
+from equidp.gradients.rounding import LOST
 from equidp.gradients.standardised import Standardisation, Standardised
-from equidp.gradients.terms import Term, Vectors, along_positions
+from equidp.gradients.terms import Formed, Term, Vectors, along_positions
 from equidp.gradients.windows import Kernel
 from equidp.gradients.workspace import Workspace
 
@@ -136,6 +137,10 @@ def _convolved(page: Page, backprops: Sequence[Tensor]) -> Term:
     kernel = Kernel(size, stride, dilation, (layer.in_channels, layer.out_channels))
     if together:
         return Convolutions(kernel, images, backprops, page.workspace, layer, zeros)
+    if layer.groups == layer.in_channels and backprops[0].device.type == "cpu":
+        pairs = [_by_channel(kernel, x, b, page.workspace) for x, b in zip(images, backprops, strict=True)]
+        values, sizes = (_sum(parts) for parts in zip(*pairs, strict=True))
+        return Formed(values.flatten(1), sizes)
     # [b, oh, ow, kh, kw, c] to [b, g, P, c/g·kernel], the layout of the layer's weight
     windows = [
         kernel.windows(x.contiguous(memory_format=torch.channels_last))
@@ -146,6 +151,24 @@ def _convolved(page: Page, backprops: Sequence[Tensor]) -> Term:
     inputs = [w.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(2, 3) for w in windows]
     grouped = [b.flatten(2).unflatten(1, (layer.groups, -1)).transpose(2, 3) for b in backprops]
     return GroupedProducts(along_positions(inputs, 2), along_positions(grouped, 2))
+
+
+def _by_channel(kernel: Kernel, images: Tensor, backprops: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    """`[b, o, kh·kw]` gradients where each group has one input channel, and `[b]` sizes of what they are summed from.
+
+    They are smaller than what the layer sees, and formed a place of the kernel at a time: to write its windows out
+    would take ten times as long.
+    """
+    seen, back = images.unsqueeze(2), backprops.unflatten(1, (images.shape[1], -1))  # [b, g, 1 or o/g, …]
+    places = list(kernel.offsets(*images.shape[2:]))
+    found = backprops.new_empty(*backprops.shape[:2], len(places))
+    for start, stop in workspace.chunks(len(images), 4 * backprops[0].numel()):
+        for place, (rows, columns) in enumerate(places):
+            products = seen[start:stop, ..., rows, columns] * back[start:stop]
+            found[start:stop, :, place] = products.sum((3, 4)).flatten(1)
+    # at most, as in `Convolutions.sizes`; channels do not add up
+    by_channel = (torch.linalg.vector_norm(x, dim=(2, 3, 4)).square() + x[0, 0].numel() * LOST for x in (seen, back))
+    return found, (kernel.seen * math.prod(by_channel).sum(1)).sqrt()
 
 
 def padded(layer: nn.Conv1d | nn.Conv2d, values: Tensor) -> Tensor:

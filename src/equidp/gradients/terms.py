@@ -90,6 +90,20 @@ class Vectors(Term):
         return self.values[start:stop]
 
 
+class Formed(Vectors):
+    """Gradients `[b, numel]` that were summed over positions; `sizes` `[b]`, as of `Term.sizes`."""
+
+    def __init__(self, values: Tensor, sizes: Tensor) -> None:
+        super().__init__(values)
+        self._sizes = sizes
+
+    def squared_norms(self) -> Tensor:
+        return raised(super().squared_norms(), self._sizes)
+
+    def sizes(self) -> Tensor:
+        return self._sizes
+
+
 class Shared(Gradients):
     """The gradients of a parameter that several layers share: theirs, one term each, add before the norm is taken."""
 
@@ -180,5 +194,4 @@ def summed(parts: Sequence[Tensor]) -> Tensor:
 
 
 def rows_of(terms: Sequence[Term], records: slice) -> Tensor:
-    parts = [term.gradients(records.start, records.stop) for term in terms]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    return summed([term.gradients(records.start, records.stop) for term in terms])

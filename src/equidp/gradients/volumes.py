@@ -1,16 +1,24 @@
-"""Convolutions of volumes, and transposed ones: as products over places, of windows that are written out."""
+"""Convolutions of volumes, and transposed ones.
+
+On a CPU those without groups are convolutions of images in another guise: of volumes a plane of the kernel at a time,
+of a transposed one what came back is the image and what went in came back. The others are products over places, of
+windows that are written out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from equidp.gradients.convolutions import Convolutions
 from equidp.gradients.layers import Page, exact, padded
 from equidp.gradients.products import GroupedProducts
-from equidp.gradients.terms import Term, Vectors, along_positions
+from equidp.gradients.terms import Term, Vectors, along_positions, summed
+from equidp.gradients.windows import Kernel
 
 
 def volume_convolution(page: Page) -> dict[str, Term]:
@@ -19,6 +27,8 @@ def volume_convolution(page: Page) -> dict[str, Term]:
     terms = _bias(page, backprops)
     if "weight" in page.names:
         images = [padded(layer, exact(call.inputs[0])) for call in page.calls]
+        if _as_images(layer, images):
+            return terms | {"weight": Planes.of(page, images, backprops)}
         inputs = [_windows(layer, image, d) for image, d in zip(images, backprops, strict=True)]
         seen = [_places(layer.groups, d) for d in backprops]
         terms["weight"] = GroupedProducts(along_positions(inputs, 2), along_positions(seen, 2))
@@ -32,10 +42,80 @@ def transposed_convolution(page: Page) -> dict[str, Term]:
     if "weight" in page.names:
         sides = [side for padding in reversed(layer.padding) for side in (padding, padding)]
         inputs = [exact(call.inputs[0]) for call in page.calls]
+        if layer.weight.dim() <= 4 and _as_images(layer, inputs):
+            spread = [F.pad(d, sides) for d in backprops]
+            return terms | {"weight": _turned_round(page, spread, inputs)}
         seen = [_windows(layer, F.pad(d, sides), x) for d, x in zip(backprops, inputs, strict=True)]
         places = [_places(layer.groups, x) for x in inputs]
         terms["weight"] = GroupedProducts(along_positions(seen, 2), along_positions(places, 2))
     return terms
+
+
+class Planes(Term):
+    """Gradients of a volume's kernel `[o, c, kd, kh, kw]`, a term for each of its planes `[o, c, kh, kw]`."""
+
+    def __init__(self, planes: Sequence[Convolutions], rows: int) -> None:
+        self._planes, self._rows = planes, rows  # o·c
+
+    @classmethod
+    def of(cls, page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> Planes:
+        """From padded volumes `[b, c, D, H, W]` and `[b, o, od, oh, ow]`: each plane of the output is a call."""
+        layer = page.layer
+        (depth, *size), (step, *stride), (apart, *dilation) = layer.kernel_size, layer.stride, layer.dilation
+        kernel = _kernel(size, stride, dilation, (layer.in_channels, layer.out_channels))
+        volumes, back = (list(map(_planes_of, values)) for values in (images, backprops))
+        returned = [image for planes in back for image in planes]
+
+        def seen_by(plane: int) -> list[Tensor]:
+            pairs = zip(volumes, back, strict=True)
+            return [image for seen, planes in pairs for image in seen[plane * apart :: step][: len(planes)]]
+
+        terms = [Convolutions(kernel, seen_by(i), returned, page.workspace, (layer, i)) for i in range(depth)]
+        return cls(terms, layer.in_channels * layer.out_channels)
+
+    def squared_norms(self) -> Tensor:
+        return summed([plane.squared_norms() for plane in self._planes])
+
+    def sizes(self) -> Tensor:
+        return summed([plane.sizes() for plane in self._planes])
+
+    def overstatement(self) -> Tensor:
+        return summed([plane.overstatement() for plane in self._planes])
+
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        sums = [plane.weighted_sum(weights, silent).view(self._rows, -1) for plane in self._planes]
+        return torch.stack(sums, 1).flatten()
+
+    def gradients(self, start: int, stop: int) -> Tensor:
+        found = [plane.gradients(start, stop).unflatten(1, (self._rows, -1)) for plane in self._planes]
+        return torch.stack(found, 2).flatten(1)
+
+
+def _as_images(layer: Any, inputs: Sequence[Tensor]) -> bool:
+    alike = len({values.shape for values in inputs}) == 1
+    return bool(layer.groups == 1 and alike and inputs[0].device.type == "cpu")
+
+
+def _planes_of(values: Tensor) -> Sequence[Tensor]:
+    """`[b, c, D, H, W]` to D images `[b, c, H, W]`, each channels-last without gaps."""
+    return values.permute(2, 0, 3, 4, 1).contiguous().permute(0, 1, 4, 2, 3).unbind()
+
+
+def _turned_round(page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> Convolutions:
+    """Of a transposed convolution of images or lines: padded `[b, o, …]` that came back, `[b, i, …]` that went in."""
+    layer = page.layer
+    one = (1,) * (4 - layer.weight.dim())
+    size, stride, dilation = ([*one, *values] for values in (layer.kernel_size, layer.stride, layer.dilation))
+    kernel = _kernel(size, stride, dilation, (layer.out_channels, layer.in_channels))
+    seen, back = ([x.unsqueeze(2) if one else x for x in values] for values in (images, backprops))
+    ends = [kernel.reach(axis) + kernel.stride[axis] * (back[0].shape[2 + axis] - 1) for axis in range(2)]
+    # padding of the output may leave room for one place more
+    whole = [x[:, :, : ends[0], : ends[1]].contiguous() for x in seen]
+    return Convolutions(kernel, whole, [x.contiguous() for x in back], page.workspace, layer)
+
+
+def _kernel(size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], channels: tuple[int, int]) -> Kernel:
+    return Kernel((size[0], size[1]), (stride[0], stride[1]), (dilation[0], dilation[1]), channels)
 
 
 def _bias(page: Page, backprops: list[Tensor]) -> dict[str, Term]:

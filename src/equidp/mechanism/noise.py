@@ -132,7 +132,9 @@ class SeededRandom:
             EquidpError: for values that are no vector.
         """
         refuse_other_shapes(values)
-        return values + self.normal(len(values)).mul_(sensitivity * noise_multiplier)
+        noise = self.normal(len(values)).mul_(sensitivity * noise_multiplier)
+        # fresh memory for a large model's sum costs as much as a pass over it
+        return noise.add_(values) if values.dtype == noise.dtype else values + noise
 
     def renew(self, life: int) -> None:
         """Streams of the same seed that share nothing with those of other lives."""

@@ -26,6 +26,9 @@ from torch import Tensor
 from equidp.gradients.compiled.code import Code, Operands, code_for
 from equidp.gradients.windows import Kernel
 
+BEYOND_CACHES = 1 << 19
+"""Floats whose order is changed in two steps, by whole runs of them: in one, each would be of another line."""
+
 FLOATS: Any = {"dtype": torch.float32, "device": "cpu"}
 """What the code reads and writes, whatever torch's defaults are."""
 
@@ -75,8 +78,11 @@ class CompiledGradients:
 
     def as_weight(self, gradients: Tensor) -> Tensor:
         """`[m, numel]` to `[m, o, c, kh, kw]`."""
-        c, o = self.kernel.channels
-        return gradients.view(-1, *self.kernel.size, c, o).permute(0, 4, 3, 1, 2)
+        (c, o), size = self.kernel.channels, self.kernel.size
+        if gradients.numel() >= BEYOND_CACHES:
+            by_place = gradients.view(-1, size[0] * size[1], c * o)
+            return by_place.transpose(1, 2).contiguous().view(-1, c, o, *size).transpose(1, 2)
+        return gradients.view(-1, *size, c, o).permute(0, 4, 3, 1, 2)
 
 
 def gradients_of(kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> CompiledGradients | None:
