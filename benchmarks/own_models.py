@@ -21,24 +21,19 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 import torchvision
-from speed import settle_memory
+from speed import LEARNING_RATE, NOISE_MULTIPLIER, Step, ghost, ordinary, settle_memory, stored
 from torch import Tensor, nn
 
 from equidp.training import make_private
-
-Step = Callable[[], object]
-Losses = Callable[[Tensor, Tensor], Tensor]
 
 SPARE = 1.05
 """Records per expected batch: nearly all, so that batches are nearly of one size."""
 OPACUS, TOO_LONG = ("hooks", "ghost"), 10
 """Which are left out where they take as many ordinary steps' time."""
-LEARNING_RATE, NOISE_MULTIPLIER, CLIP_NORM = 0.05, 1.0, 1.0
 
 
 def per_record(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -195,16 +190,7 @@ class Bench:
 
     def ordinary(self) -> Step:
         """As anyone would write it."""
-        model = copy.deepcopy(self.model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-
-        def step() -> None:
-            features, labels = self.draw()
-            optimizer.zero_grad()
-            (per_record(model(features), labels).sum() / self.batch_size).backward()
-            optimizer.step()
-
-        return step
+        return ordinary(copy.deepcopy(self.model), per_record, self.draw, self.batch_size)
 
     def ours(self, seed: int | None = 0) -> Step:
         """`make_private`."""
@@ -219,12 +205,6 @@ class Bench:
         """`make_private` without a seed, which is its default."""
         return self.ours(None)
 
-    def _opacus(self, wrapped: Any, kind: Any) -> Any:
-        return kind(
-            torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE), noise_multiplier=NOISE_MULTIPLIER,
-            max_grad_norm=CLIP_NORM, expected_batch_size=self.batch_size, loss_reduction="mean",
-        )  # fmt: skip
-
     def _replaced(self) -> nn.Module:
         from opacus.validators import ModuleValidator
 
@@ -233,43 +213,11 @@ class Bench:
 
     def hooks(self) -> Step:
         """Opacus's default."""
-        from opacus.grad_sample import GradSampleModule
-        from opacus.optimizers import DPOptimizer
-
-        wrapped = GradSampleModule(self._replaced(), loss_reduction="mean")
-        optimizer = self._opacus(wrapped, DPOptimizer)
-
-        def step() -> None:
-            features, labels = self.draw()
-            per_record(wrapped(features), labels).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
+        return stored(self._replaced(), per_record, self.draw, self.batch_size)
 
     def ghost(self) -> Step:
         """Opacus's ghost clipping."""
-        from opacus.grad_sample import GradSampleModuleFastGradientClipping
-        from opacus.optimizers import DPOptimizerFastGradientClipping
-
-        wrapped = GradSampleModuleFastGradientClipping(
-            self._replaced(), loss_reduction="mean", max_grad_norm=CLIP_NORM, use_ghost_clipping=True
-        )
-        optimizer = self._opacus(wrapped, DPOptimizerFastGradientClipping)
-
-        def step() -> None:
-            features, labels = self.draw()
-            losses = per_record(wrapped(features), labels)
-            losses.mean().backward(retain_graph=True)
-            optimizer.zero_grad()
-            weights = wrapped.get_clipping_coef()
-            wrapped.disable_hooks()
-            (weights * losses).sum().backward()
-            wrapped.enable_hooks()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
+        return ghost(self._replaced(), per_record, self.draw, self.batch_size)
 
 
 def timed(step: Step) -> float:

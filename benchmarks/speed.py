@@ -54,6 +54,10 @@ from equidp.mechanism.trainer import Trainer
 from equidp.models import build_model
 
 Step = Callable[[], object]
+Draw = Callable[[], tuple[Tensor, Tensor]]
+"""Features and labels of a batch."""
+Losses = Callable[[Tensor, Tensor], Tensor]
+"""`[b]` of outputs and labels."""
 
 LOSS = CrossEntropy()
 NOISE_MULTIPLIER, CLIP_NORM, LEARNING_RATE, SEED = 1.0, 1.0, 0.05, 0
@@ -153,7 +157,7 @@ class Bench:
         trainer.begin_epoch(0)
         return lambda: trainer.step(segment)
 
-    def sampled(self) -> Callable[[], tuple[Tensor, Tensor]]:
+    def sampled(self) -> Draw:
         """Poisson batches, drawn and gathered as the trainer does."""
         random, rate = SeededRandom(SEED, self.device), self.plan.sampling_rate
         population = Population(self.records, self.records.labels)
@@ -171,16 +175,7 @@ class Bench:
 
     def ordinary(self) -> Step:
         """A non-private step as anyone would write it: the model's own memory layout, `backward`, the optimiser."""
-        model, draw = copy.deepcopy(self.model).train(), self.sampled()
-        optimizer = _sgd(model)
-
-        def step() -> None:
-            features, labels = draw()
-            optimizer.zero_grad()
-            (LOSS(model(features), labels).sum() / self.plan.batch_size).backward()
-            optimizer.step()
-
-        return step
+        return ordinary(copy.deepcopy(self.model).train(), LOSS, self.sampled(), self.plan.batch_size)
 
     def opacus(self, mode: str, *, channels_last: bool) -> Step:
         """A complete step of Opacus, batches drawn as for everybody else."""
@@ -189,10 +184,24 @@ class Bench:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if mode == "shipped":
             return _shipped(model, self)
-        return _ghost(model, self) if mode == "ghost" else _stored(model, self, mode)
+        given = model, nn.CrossEntropyLoss(reduction="none"), self.sampled(), self.plan.batch_size
+        return ghost(*given) if mode == "ghost" else stored(*given, mode)
 
 
-def _stored(model: nn.Module, bench: Bench, mode: str) -> Step:
+def ordinary(model: nn.Module, losses: Losses, draw: Draw, batch_size: int) -> Step:
+    """A non-private step: batches as they are drawn, the loss of each record, `backward`, the optimiser."""
+    optimizer = _sgd(model)
+
+    def step() -> None:
+        features, labels = draw()
+        optimizer.zero_grad()
+        (losses(model(features), labels).sum() / batch_size).backward()
+        optimizer.step()
+
+    return step
+
+
+def stored(model: nn.Module, losses: Losses, draw: Draw, batch_size: int, mode: str = "hooks") -> Step:
     """Opacus with per-sample gradients held in memory: `hooks` (its default), `functorch`, `ew`."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleExpandedWeights
     from opacus.optimizers import DPOptimizer
@@ -202,34 +211,32 @@ def _stored(model: nn.Module, bench: Bench, mode: str) -> Step:
         wrapped = GradSampleModuleExpandedWeights(model, loss_reduction="mean")
     else:
         wrapped = GradSampleModule(model, loss_reduction="mean", force_functorch=mode == "functorch")
-    optimizer = DPOptimizer(_sgd(wrapped), **_privacy(bench), loss_reduction="mean")
-    draw = bench.sampled()
+    optimizer = DPOptimizer(_sgd(wrapped), **_privacy(batch_size), loss_reduction="mean")
 
     def step() -> None:
         features, labels = draw()
-        F.cross_entropy(wrapped(features), labels).backward()
+        losses(wrapped(features), labels).mean().backward()
         optimizer.step()
         optimizer.zero_grad()  # frees the stored gradients: several contenders are alive at once
 
     return step
 
 
-def _ghost(model: nn.Module, bench: Bench) -> Step:
+def ghost(model: nn.Module, losses: Losses, draw: Draw, batch_size: int) -> Step:
     """Opacus's ghost clipping: two backward passes, no stored gradients."""
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizerFastGradientClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 
     wrapped = GradSampleModuleFastGradientClipping(
         model, loss_reduction="mean", max_grad_norm=CLIP_NORM, use_ghost_clipping=True
     )
-    optimizer = DPOptimizerFastGradientClipping(_sgd(wrapped), **_privacy(bench), loss_reduction="mean")
-    criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
-    draw = bench.sampled()
+    optimizer = DPOptimizerFastGradientClipping(_sgd(wrapped), **_privacy(batch_size), loss_reduction="mean")
 
     def step() -> None:
         features, labels = draw()
-        criterion(wrapped(features), labels).backward()
+        # what Opacus's own wrapper of a loss gives
+        DPTensorFastGradientClipping(wrapped, optimizer, losses(wrapped(features), labels), "mean").backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -263,12 +270,8 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
 
 
-def _privacy(bench: Bench) -> dict[str, float]:
-    return {
-        "noise_multiplier": NOISE_MULTIPLIER,
-        "max_grad_norm": CLIP_NORM,
-        "expected_batch_size": bench.plan.batch_size,
-    }
+def _privacy(batch_size: int) -> dict[str, float]:
+    return {"noise_multiplier": NOISE_MULTIPLIER, "max_grad_norm": CLIP_NORM, "expected_batch_size": batch_size}
 
 
 @dataclass(frozen=True)
