@@ -161,21 +161,18 @@ class BookKeeping:
             raise EquidpError(
                 f"Weights of {list(weights.shape)} follow norms_by_parameter, and are {[len(self.parameters), rows]}."
             )
-        total = (
-            None if self._together is not None else torch.empty(self.dimension, dtype=torch.float32, device=self.device)
-        )
+        total = torch.empty(self.dimension, dtype=torch.float32, device=self.device)
         with torch.inference_mode():
             weights = weights if self._views == 1 else weights / self._views
-            if total is None:
-                assert self._together is not None
-                sums = self._together.weighted_sums(weights)
+            if self._together is not None:
+                torch.cat(self._together.weighted_sums(weights), out=total)
             else:
                 silent = None if self._clean else weights == 0
                 shares = zip(self._by_parameter(weights), self._by_parameter(silent), strict=True)
                 # each where it belongs, while the caches hold it; all at once would take the room of a model more
                 for p, room, (each, unheard) in zip(self.parameters, total.split(self._sizes), shares, strict=True):
                     room.copy_(self._kept[p].weighted_sum(each, unheard)) if p in self._kept else room.zero_()
-        return torch.cat(sums) if total is None else total
+        return total
 
     def _by_parameter(self, values: Tensor | None) -> Sequence[Any]:
         return [values] * len(self.parameters) if values is None or values.dim() == 1 else values.unbind()
