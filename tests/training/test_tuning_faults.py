@@ -47,6 +47,10 @@ def records() -> Any:
     return kind.records(kind.locate(Path()))
 
 
+def stopped(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
 def tuned(place: Path, of: Settings) -> Any:
     return nodes.choose_model(records(), place / "run", of, {"dpsgd": of.algorithm("dpsgd")}, place / "ledgers", {})
 
@@ -201,9 +205,6 @@ def test_an_unfinished_tuning_goes_on_as_itself_alone_and_another_is_charged_not
     secure = {"privacy": LAW | {"secure": True}}
     plan, release = nodes.plan_tuning, nodes.release_figures
 
-    def stopped(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(nodes, "release_figures", stopped)
     with pytest.raises(KeyboardInterrupt):
         tuned(tmp_path, settings(**secure))
@@ -238,10 +239,6 @@ def test_a_trial_that_another_version_began_otherwise_is_not_said_to_begin_again
 ) -> None:
     """It was: with its folder moved away, as the refusal said, it began anew, and the statement did not know of it."""
     secure, tune = {"privacy": LAW | {"secure": True}}, {"tune": {"workers": workers}}
-
-    def stopped(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as older:
         older.setattr(nodes, "_seed", lambda number, _: 100 + number)
         older.setattr(nodes, "save_weights", stopped)
@@ -262,10 +259,6 @@ def test_a_trial_whose_folder_is_gone_does_not_begin_again_uncounted(
 ) -> None:
     """It was: the ledger had what both lives were charged, and the statement the second one's alone."""
     secure, tune = {"privacy": LAW | {"secure": True}}, {"tune": {"workers": workers}}
-
-    def stopped(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as once:
         once.setattr(nodes, "save_weights", stopped)
         with pytest.raises(KeyboardInterrupt):
