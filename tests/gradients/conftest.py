@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.gradients import bookkeeping, compiled
-from equidp.gradients.compiled.code import openmp, registers_here
+from equidp.system.machine_code import openmp, registers_here
 
 
 def _materialise(model: nn.Module, features: Tensor, labels: Tensor, loss: Callable[..., Tensor]) -> Tensor:

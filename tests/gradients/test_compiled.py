@@ -16,10 +16,12 @@ from torch import Tensor
 from equidp.errors import EquidpError
 from equidp.gradients import compiled
 from equidp.gradients.compiled import CompiledGradients, code
-from equidp.gradients.compiled.code import Code, Operands, code_for, openmp, registers_here
-from equidp.gradients.compiled.writer import Registers, tiles
+from equidp.gradients.compiled.code import Code, Operands, code_for
+from equidp.gradients.compiled.writer import tiles
 from equidp.gradients.products import Products
 from equidp.gradients.windows import Kernel
+from equidp.system import machine_code
+from equidp.system.machine_code import Registers, openmp, registers_here
 
 if openmp() is None or registers_here() is None:
     pytest.skip("no compiled code on this machine", allow_module_level=True)
@@ -111,6 +113,8 @@ LOADED = """
 import torch
 from equidp.gradients.compiled import gradients_of
 from equidp.gradients.windows import Kernel
+from equidp.system import machine_code
+from equidp.system.machine_code import Registers, openmp, registers_here
 
 torch.manual_seed(0)
 torch.set_num_threads(3)
@@ -277,8 +281,8 @@ def test_an_environment_without_the_compiler_is_told_what_to_do(monkeypatch) -> 
 
 @pytest.mark.parametrize(("system", "processor"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")])
 def test_only_linux_on_x86_has_the_threads(system, processor, monkeypatch) -> None:
-    monkeypatch.setattr(code.sys, "platform", system)
-    monkeypatch.setattr(code.platform, "machine", lambda: processor)
+    monkeypatch.setattr(machine_code.sys, "platform", system)
+    monkeypatch.setattr(machine_code.platform, "machine", lambda: processor)
     assert openmp.__wrapped__() is None
 
 

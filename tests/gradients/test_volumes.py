@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equidp.gradients.compiled.code import openmp, registers_here
 from equidp.gradients.engine import GradientEngine
+from equidp.system.machine_code import openmp, registers_here
 
 LAYERS = {
     "volume": (nn.Conv3d(2, 4, 2), (2, 4, 3, 5)),

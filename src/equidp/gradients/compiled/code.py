@@ -1,10 +1,8 @@
-"""Code: the machine code of one geometry, what it is called with, and what of this machine it needs."""
+"""Code: the machine code of one geometry, and what it is called with."""
 
 from __future__ import annotations
 
 import ctypes
-import platform
-import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -12,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equidp.errors import EquidpError
-from equidp.gradients.compiled.writer import ADDRESSES, ASKED, SIZES, Registers, Writer
+from equidp.gradients.compiled.writer import ADDRESSES, SIZES, Writer
 from equidp.gradients.windows import Kernel
+from equidp.system.machine_code import MachineCode, Registers, openmp, registers_here
 
 
 class Work(ctypes.Structure):
@@ -79,14 +77,11 @@ class Code:
     """The machine code of one geometry, for a processor's registers and what `openmp` found."""
 
     def __init__(self, kernel: Kernel, registers: Registers, openmp: Mapping[str, Any]) -> None:
-        self.kernel = kernel
-        self._parallel = openmp["GOMP_parallel"]
-        self._address, self._engine = _compile(kernel, registers, openmp)
+        self.kernel, self._code = kernel, MachineCode(Writer(kernel, registers), openmp)
 
     def run(self, operands: Operands, **wanted: Tensor | None) -> None:
         """Fill what is wanted, by its name in `Work`."""
-        work = operands.work(**wanted)
-        self._parallel(self._address, ctypes.byref(work), torch.get_num_threads(), 0)
+        self._code.run(operands.work(**wanted), torch.get_num_threads())
 
 
 @lru_cache(maxsize=256)
@@ -95,62 +90,3 @@ def code_for(kernel: Kernel) -> Code | None:
     found = openmp()
     registers = None if found is None else registers_here()  # llvmlite is not asked for on other systems
     return None if found is None or registers is None else Code(kernel, registers, found)
-
-
-@lru_cache(maxsize=1)
-def openmp() -> Mapping[str, Any] | None:
-    """The functions of the OpenMP that torch brings: it calls code on all of torch's threads, and tells them apart."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return None
-    process = ctypes.CDLL(None)
-    try:
-        found = {name: getattr(process, name) for name in ("GOMP_parallel", *ASKED)}
-    except AttributeError:  # a torch built without
-        return None
-    found["GOMP_parallel"].argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    found["GOMP_parallel"].restype = None
-    return found
-
-
-@lru_cache(maxsize=1)
-def registers_here() -> Registers | None:
-    """This processor's; None where it has no fused multiply-adds of vectors.
-
-    Raises:
-        EquidpError: without llvmlite. torch's operations would round sums differently without any sign of it.
-    """
-    try:
-        import llvmlite.binding as llvm
-    except ImportError as error:
-        raise EquidpError(
-            f"Gradients of convolutions are compiled with llvmlite, which cannot be imported ({error}): install the "
-            "project again (pip install -e .), which brings it."
-        ) from error
-
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
-        return Registers(lanes=16, inputs=8)
-    return Registers(lanes=8, inputs=6) if features.get("avx2") and features.get("fma") else None
-
-
-def _compile(kernel: Kernel, registers: Registers, openmp: Mapping[str, Any]) -> tuple[int, object]:
-    """Address of `void (Work *)`, to be called on every thread; and what must live as long as that is called."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    for name in ASKED:
-        llvm.add_symbol(name, ctypes.cast(openmp[name], ctypes.c_void_p).value)
-    module = llvm.parse_assembly(str(Writer(kernel, registers).module))
-    module.verify()
-    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"  # tiles are cut for the widest vectors
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=3, codemodel="jitdefault", jit=True
-    )
-    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-    tuning.loop_vectorization = tuning.slp_vectorization = False  # it is vectors already
-    passes = llvm.create_pass_builder(machine, tuning)
-    passes.getModulePassManager().run(module, passes)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return engine.get_function_address("work"), engine

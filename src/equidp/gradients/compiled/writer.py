@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 from equidp.gradients.windows import Kernel
-
-ASKED = ("omp_get_thread_num", "omp_get_num_threads")
-"""What the code asks OpenMP, to know its share of records or tiles. OpenMP may start fewer threads than requested."""
-
-
-@dataclass(frozen=True)
-class Registers:
-    """What a processor holds of a tile: floats of a vector; rows at most.
-
-    With two vectors of outputs each they leave room for what they are made of.
-    """
-
-    lanes: int
-    inputs: int
-
+from equidp.system.machine_code import Program, Registers
 
 SIZES = ("records", "calls", "height", "width", "row", "image")
 ADDRESSES = ("images", "backprops", "gradients", "squares", "sizes", "weights", "sums")
@@ -37,7 +21,7 @@ def tiles(extent: int, most: int) -> list[tuple[int, int, int]]:
     return [part for part in parts if part[2]]
 
 
-class Writer:
+class Writer(Program):
     """Writes the code of one geometry, in LLVM's intermediate language.
 
     for record, for tile of inputs, for tile of outputs:
@@ -46,25 +30,17 @@ class Writer:
     """
 
     def __init__(self, kernel: Kernel, registers: Registers) -> None:
-        from llvmlite import ir
-
-        self.ir, self.kernel, self.registers = ir, kernel, registers
-        self.float, self.double, self.int = ir.FloatType(), ir.DoubleType(), ir.IntType(64)
-        self.pointer = ir.PointerType()
-        self.module = ir.Module("convolution")
-        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [self.pointer]), "work")
-        self.entry = ir.IRBuilder(function.append_basic_block("variables"))
-        self.b = ir.IRBuilder(function.append_basic_block("begin"))
+        super().__init__("convolution")
+        self.kernel, self.registers = kernel, registers
         self.work = {
-            name: self._load(function.args[0], self._number(k), self.int if name in SIZES else self.pointer)
+            name: self._load(self.argument, self._number(k), self.int if name in SIZES else self.pointer)
             for k, name in enumerate((*SIZES, *ADDRESSES))
         }
-        nothing = ir.Constant(self.pointer, None)
+        nothing = self._zero(self.pointer)
         self.wanted = {name: self.b.icmp_unsigned("!=", self.work[name], nothing) for name in ADDRESSES}
         self.backprop = self._product(self.work["height"], self.work["width"], kernel.channels[1])
         self._write()
-        self.b.ret_void()
-        self.entry.branch(function.blocks[1])
+        self._end()
 
     # ------------------------------------------------------------------------------------------------- the program
 
@@ -157,11 +133,6 @@ class Writer:
         inputs = sum(count for *_, count in tiles(length, self.registers.inputs))
         return self.kernel.size[0] * runs * inputs * sum(blocks for *_, blocks in self._blocks())
 
-    def _share(self, things: Any) -> tuple[Any, Any]:
-        """From which to before which of so many things are this thread's."""
-        b, (thread, threads) = self.b, map(self._ask, ASKED)
-        return b.sdiv(b.mul(things, thread), threads), b.sdiv(b.mul(things, self._sum(thread, 1)), threads)
-
     @contextmanager
     def _mine(self, number: Any) -> Iterator[None]:
         """Unless a sum is wanted and the tile of this number is another thread's; counts it."""
@@ -222,70 +193,3 @@ class Writer:
             for vector, entry in entries():
                 total = self._fused(shares, vector, self._load(sums, entry, kind))
                 b.store(total, self._at(sums, entry), align=4)
-
-    # ------------------------------------------------------------------------------------------------ the language
-
-    def _number(self, value: Any) -> Any:
-        return self.ir.Constant(self.int, value) if isinstance(value, int) else value
-
-    def _sum(self, left: Any, right: Any) -> Any:
-        return self.b.add(self._number(left), self._number(right))
-
-    def _product(self, *factors: Any) -> Any:
-        return reduce(self.b.mul, map(self._number, factors))
-
-    def _fused(self, left: Any, right: Any, more: Any) -> Any:
-        """`left · right + more` of float32 vectors, rounded once."""
-        name = f"llvm.fma.v{more.type.count}f32"
-        return self.b.call(self._function(name, more.type, [more.type] * 3), [left, right, more])
-
-    def _vector(self, lanes: int, kind: Any) -> Any:
-        return self.ir.VectorType(kind, lanes)
-
-    def _zero(self, kind: Any) -> Any:
-        return self.ir.Constant(kind, None)
-
-    def _at(self, base: Any, index: Any, kind: Any = None) -> Any:
-        """The address so many floats (or values of another kind) after `base`."""
-        return self.b.gep(base, [index], source_etype=kind or self.float)
-
-    def _load(self, base: Any, index: Any, kind: Any) -> Any:
-        """A float, or a vector of some, so many floats after `base`; an integer or an address so many of them after."""
-        scalar = kind if kind in (self.int, self.pointer) else self.float
-        return self.b.load(self._at(base, index, scalar), typ=kind, align=4 if scalar is self.float else 8)
-
-    def _spread(self, value: Any, lanes: int) -> Any:
-        """A vector of one value."""
-        ir, number = self.ir, self.ir.IntType(32)
-        nothing = ir.Constant(self._vector(lanes, self.float), ir.Undefined)
-        first = self.b.insert_element(nothing, value, ir.Constant(number, 0))
-        return self.b.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(number, lanes), None))
-
-    def _added_up(self, start: Any, vector: Any) -> Any:
-        kind = vector.type
-        add = self._function(f"llvm.vector.reduce.fadd.v{kind.count}f64", self.double, [self.double, kind])
-        return self.b.call(add, [start, vector], fastmath=("reassoc",))
-
-    def _ask(self, name: str) -> Any:
-        """An `int` of OpenMP's."""
-        return self.b.sext(self.b.call(self._function(name, self.ir.IntType(32), []), []), self.int)
-
-    def _function(self, name: str, result: Any, arguments: list[Any]) -> Any:
-        known: Any = self.module.globals.get(name)
-        return known or self.ir.Function(self.module, self.ir.FunctionType(result, arguments), name)
-
-    @contextmanager
-    def _loop(self, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
-        """`for index in range(start, stop, step)`, at least once."""
-        b = self.b
-        before, body = b.block, b.append_basic_block("loop")
-        b.branch(body)
-        b.position_at_end(body)
-        index = b.phi(self.int)
-        index.add_incoming(self._number(start), before)
-        yield index
-        further = self._sum(index, step)
-        index.add_incoming(further, b.block)
-        after = b.append_basic_block("after")
-        b.cbranch(b.icmp_signed("<", further, self._number(stop)), body, after)
-        b.position_at_end(after)
