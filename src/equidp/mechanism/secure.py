@@ -9,11 +9,8 @@ every bit comes from AES-256 in counter mode under a key of the operating system
 its format, and from one released number an attacker can test whether a guessed exact value could have led to it
 (Mironov 2012; Jin et al. 2022). Holohan and Braghin (2021, "Secure Random Sampling in Differential Privacy", §5.1) add
 2n independent Gaussians and divide by √(2n), which takes the attacker of the order of 2^(53·(2n−1)) trials; n = 2 is
-used here, 2¹⁵⁹. With Box–Muller pairs (r·cos θ, r·sin θ), r = √(−2 ln U), θ = 2πV, their sum simplifies:
-
-    ½·[r₁ cos θ₁ + r₁ sin θ₁ + r₂ cos θ₂ + r₂ sin θ₂] = [r₁ cos(θ₁−π/4) + r₂ cos(θ₂−π/4)]/√2
-
-and as θ is uniform the constant shift may be dropped: two cosines per number, from four fresh 64-bit integers.
+used here, 2¹⁵⁹. Four fresh 64-bit integers give two such sums, one of cosines and one of sines, which are independent
+(`box_muller`). Who sees both has two equations for the four: 2¹⁰⁶ trials, if these floats were what is released.
 
 *Rounding of the sum.* Even with perfect noise ξ the float x ⊕ ξ betrays x: an output smaller than x keeps the spacing
 of x's own digits. So nothing is added in floating point: `perturb` works on integers. With a grid step g, a power of 2
@@ -27,7 +24,8 @@ one for the sensitivity of g·K. Rounding moves each of d entries of either of t
 that sensitivity is at most Δ + g·√d. The noise is made for Δ' = Δ + 2g·√d, s = σ·Δ': where two releases of one sample
 are charged as the largest a²/σ² + h²/σ_1² = M that a record causes (`SideRelease.joint_noise`), a record may move each
 by a share r = g·√d/Δ more than a and h, and (a + r)²/σ² + (h + r)²/σ_1² ≤ M·(1 + √2·r)² since 1/σ², 1/σ_1² ≤ M. With g
-≤ Δ·2⁻¹⁶/√d this costs 3·10⁻⁵ of noise, and leaves every integer of the bulk with more than 2²⁰⁰ ways to come about.
+≤ Δ·2⁻¹⁶/√d this costs 3·10⁻⁵ of noise. The 2²⁵⁶ choices of four integers fall on pairs of Z: with d ≤ 10⁹ and σ ≤ 100,
+each pair within six standard deviations of 0 comes about in more than 2¹⁵⁰ ways.
 Turning the released number into float32 afterwards is post-processing too. The noise ends at 13.3 standard deviations,
 beyond which a true Gaussian has mass 2·10⁻⁴⁰.
 
@@ -48,6 +46,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from torch import Tensor
 
 from equidp.errors import EquidpError
+from equidp.mechanism.box_muller import gaussians
 from equidp.mechanism.noise import Stream, refuse_other_shapes
 
 WORD = 8
@@ -59,9 +58,9 @@ GRID_BITS = 16
 LARGEST = 2.0**52
 """Integers up to here (plus noise) are exact in float64; anything larger is clamped, which moves no two sums apart."""
 
-CHUNK = 1 << 16
+CHUNK = 1 << 17
 """Numbers noised at once: few enough for caches to hold what their noise is made of, enough for several threads."""
-GPU_CHUNK = (1 << 22) - 1
+GPU_CHUNK = (1 << 23) - 2
 """The same on a GPU, which is quick with many: with their room just 128 MiB of words, as torch pins powers of two."""
 
 ZEROS = bytes(1 << 19)
@@ -160,15 +159,10 @@ class SecureRandom:
             )
 
     def _gaussian(self, size: int) -> Tensor:
-        """`[size]` float64: √(−ln U₁)·cos θ₁ + √(−ln U₂)·cos θ₂, each from two signed integers w.
-
-        U = (|w| + ½)·2⁻⁶³ is in (0, 1], with 53 significant bits however small; θ = w·π·2⁻⁶³ is in [−π, π).
-        """
-        words = self._drawn(4 * size).to(self.device, non_blocking=True).view(2, 2, size)
-        radius, angle = words.to(torch.float64).unbind()
-        radius.abs_().add_(0.5).mul_(2.0**-63).log_().neg_().sqrt_()
-        one, other = angle.mul_(math.pi * 2.0**-63).cos_().mul_(radius).unbind()
-        return one.add_(other)
+        """`[size]` float64."""
+        pairs = -(-size // 2)
+        words = self._drawn(4 * pairs).to(self.device, non_blocking=True)
+        return gaussians(words.view(2, 2, pairs))[:size]
 
     def _drawn(self, size: int) -> Tensor:
         """`[size]` int64 of the key streams on the CPU, in memory that a GPU reads by itself."""
