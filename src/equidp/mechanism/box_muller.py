@@ -117,7 +117,7 @@ class Writer(Program):
             for k in (0, 1):
                 radius, angle = (self._word(words, self._sum(first, self._product(pairs, row))) for row in (k, 2 + k))
                 uniform = b.fmul(b.fadd(self._of("llvm.fabs", radius), self._all(HALF)), self._all(UNIT))
-                radius = self._of("llvm.sqrt", b.fneg(self._of(logarithm, uniform)))
+                radius = self._of("llvm.sqrt", self._of("llvm.fabs", self._of(logarithm, uniform)))
                 angle = b.fmul(angle, self._all(math.pi * UNIT))
                 pair = [b.fmul(radius, self._of(name, angle)) for name in (cosine, sine)]
                 sums = pair if sums is None else [b.fadd(*both) for both in zip(sums, pair, strict=True)]
