@@ -353,6 +353,9 @@ def test_a_papers_figure_beside_several_trials_is_told_to_be_of_one():
     of_one = "which is of one training, and not of all that were declared. Do not quote it"
     assert of_one not in privacy_report(low)
     assert of_one in privacy_report(low | {"trials": {"max": 10}})
+    grid = {"score": "accuracy", "grid": {"training.learning_rate": ["0.5", "3"]}, "box": {}, "points": 2}
+    exact = {"tuning": grid | {"chosen": {"training.learning_rate": "3"}, "exact": True, "validation": None}}
+    assert of_one.replace("declared", "charged") in privacy_report(low | exact)
 
 
 def test_figures_of_validation_patients_are_told_of_these_and_not_of_test_records():
