@@ -412,8 +412,11 @@ def test_a_grids_values_are_told_as_they_are_typed() -> None:
     chosen |= {"exact": True, "validation": None, "trials": {"max": 1}, "score": "worst_group", "value": 0.5}
     chosen |= {"chosen": {"training.class_weights": None}, "epsilon": 3.0, "epsilon_declared": 3.0, "delta": 1e-5}
     of = honest(tuning=chosen)
-    page = tuning_page("tuning", chosen, of, {}, {}, {}, {})
+    trials = {"trials": [{"settings": {"training.learning_rate": "3"}, "score": 0.5}]}
+    page = tuning_page("tuning", chosen, of, {}, trials, {}, {})
     assert page.count("training.class_weights = null") == 1
+    assert "Scores are exact figures of the validation part, which no guarantee covers: keep this inside." in page
+    assert "the chosen trial alone" not in page  # all trainings of the grid are charged
     assert ">null, 1.0+2.0<" in page
     assert ">null<" in page
 
