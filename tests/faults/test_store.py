@@ -210,6 +210,15 @@ def test_the_reason_is_told_and_not_a_remark_in_front_of_it():
     assert "disk is full" in str(store.refusal("x", OSError(f"{remark}\n(sqlite3) disk is full\n[SQL: …]"), "").message)
 
 
+def test_a_full_folder_of_artifacts_is_not_taken_for_the_database():
+    """MLflow's store sqlite:///… failed, said a run whose folder of artifacts is on another disk, which was full."""
+    full = OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
+    said = store.refusal("sqlite:///mlflow.db", full, "All results are on disk.").message
+    assert said == (
+        "MLflow's artifacts of this run cannot be written: the disk is full; free some space. All results are on disk."
+    )
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
     """The address of a server that takes every call and answers none."""

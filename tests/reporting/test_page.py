@@ -199,6 +199,15 @@ def test_captions_speak_of_the_lines_that_are_drawn(sample):
     assert "Lines are" not in captions(sgd=none, dpsgd=none, dpsgd_f=none)
 
 
+def test_where_no_seed_has_a_cost_its_interval_has_no_column_either(sample):
+    arguments = sample.arguments()
+    free = {"cost_of_privacy": {"overall": {"accuracy": None}, "groups": {}, "gap": {}}, "seeds": 2}
+    arguments["documents"] = {name: one | (free if name != "sgd" else {}) for name, one in sample.documents.items()}
+    page = html_report(**arguments)
+    assert "cost±" not in page
+    assert "gap±" not in page
+
+
 def test_one_run_shows_its_baseline_and_its_headline(sample):
     page = Reader(html_report(**sample.only("dpsgd_f").arguments()))
     cards = page.text[page.text.rindex("Overview") : page.text.index("Choose a heading")]

@@ -353,6 +353,9 @@ def test_a_papers_figure_beside_several_trials_is_told_to_be_of_one():
     of_one = "which is of one training, and not of all that were declared. Do not quote it"
     assert of_one not in privacy_report(low)
     assert of_one in privacy_report(low | {"trials": {"max": 10}})
+    grid = {"score": "accuracy", "grid": {"training.learning_rate": ["0.5", "3"]}, "box": {}, "points": 2}
+    exact = {"tuning": grid | {"chosen": {"training.learning_rate": "3"}, "exact": True, "validation": None}}
+    assert of_one.replace("declared", "charged") in privacy_report(low | exact)
 
 
 def test_figures_of_validation_patients_are_told_of_these_and_not_of_test_records():
@@ -409,8 +412,11 @@ def test_a_grids_values_are_told_as_they_are_typed() -> None:
     chosen |= {"exact": True, "validation": None, "trials": {"max": 1}, "score": "worst_group", "value": 0.5}
     chosen |= {"chosen": {"training.class_weights": None}, "epsilon": 3.0, "epsilon_declared": 3.0, "delta": 1e-5}
     of = honest(tuning=chosen)
-    page = tuning_page("tuning", chosen, of, {}, {}, {}, {})
+    trials = {"trials": [{"settings": {"training.learning_rate": "3"}, "score": 0.5}]}
+    page = tuning_page("tuning", chosen, of, {}, trials, {}, {})
     assert page.count("training.class_weights = null") == 1
+    assert "Scores are exact figures of the validation part, which no guarantee covers: keep this inside." in page
+    assert "the chosen trial alone" not in page  # all trainings of the grid are charged
     assert ">null, 1.0+2.0<" in page
     assert ">null<" in page
 

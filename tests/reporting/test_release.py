@@ -30,7 +30,7 @@ from equidp.data.records import Membership, Schema
 from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
-from equidp.models import build_model
+from equidp.models import MODELS, Model, build_model
 from equidp.models.weights import Weights
 from equidp.parameters import DataSettings, PrivacySettings, ReleaseSettings, TrainingSettings, resolve
 from equidp.pipelines.release.nodes import write_asked_release
@@ -184,6 +184,26 @@ def test_documents_that_are_written_later_tell_the_total_of_the_runs_own_unit(tm
     together = json.loads(found["registry.json"])["topics"]["Tier 3: details"]["together"]["value"]
     due = total_epsilon([persons], 1e-5)
     assert (together["secure_runs"], together["other_units"], together["epsilon"]) == (1, 1, pytest.approx(due))
+
+
+def test_statistics_of_batch_norm_are_no_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log named 3,373,570 parameters of a pretrained network, and its card 42,065 more."""
+
+    class Normed(Model):
+        def __init__(self, schema: Schema, options: Any) -> None:
+            super().__init__(schema, options)
+            self.norm, self.out = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2)
+
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return self.out(self.norm(features))
+
+    monkeypatch.setitem(MODELS, "normed", Normed)
+    settings = resolve({"dataset": "digits", "model": {"name": "logistic"}, "privacy": {"noise_multiplier": 1.5}})
+    model = Weights(
+        build_model("normed", SCHEMA).state_dict(), card(model="normed", source="digits", source_options={})
+    )
+    found = write_asked_release(model, statement(), metrics(), {}, {}, tmp_path, settings)
+    assert "model normed, 14 parameters." in found["README.md"].decode()
 
 
 def test_no_total_is_told_by_a_ledger_that_cannot_hold_the_run(tmp_path: Path, caplog: Any) -> None:
@@ -902,6 +922,7 @@ def test_the_card_promises_no_bounds_of_what_a_network_makes_of_a_record():
     text = files(card=found)["README.md"].decode()
     assert "It takes features of shape 3, which a fixed public map makes of each record, and gives" in text
     assert "*Score new records*. Images are read as squares of 128 pixels" in text
+    assert "The network's own weights are not in this folder.\n\nWhat the model answers" in text
     assert "what a fixed public map makes of each record as a whole" in files(card=found)["checklist.md"].decode()
     assert "tabular data" not in files(card=found)["registry.md"].decode()
     assert json.loads(files(card=found)["config.json"])["encoding"] == {"source": "images", "size": 128}

@@ -152,6 +152,32 @@ def test_small_groups_are_marked_in_the_overview_however_long_their_names(sample
     assert "†" not in " ".join(printed(results_table(sample.documents, sample.privacy), 100))
 
 
+def test_the_mark_is_explained_only_where_it_stands(sample):
+    """A group without a record has no figure, so its column is left out, and the mark with it."""
+    document = copy.deepcopy(sample.only("dpsgd").documents["dpsgd"])
+    for figures in (document, document["baseline"]):
+        figures["groups"]["sex"] = {
+            "unknown": {"count": 0, "accuracy": None},
+            "Female": {"count": 10, "accuracy": 0.25},
+            "Male": {"count": 10, "accuracy": 0.5},
+        }
+    document["cost_of_privacy"]["groups"]["sex"] = {"Female": {"accuracy": 0.0}, "Male": {"accuracy": 0.0}}
+    told = " ".join(printed(results_table({"dpsgd": document | {"worst": {}}}, sample.privacy, grouping="sex"), 100))
+    assert "unknown" not in told
+    assert "†" not in told
+
+
+def test_notes_name_the_part_that_the_figures_are_of(sample):
+    documents = {"dpsgd": copy.deepcopy(sample.only("dpsgd").documents["dpsgd"]) | {"evaluated_on": "validation"}}
+    for figures in (documents["dpsgd"], documents["dpsgd"]["baseline"]):
+        figures["groups"]["sex"]["Male"]["count"] = 9
+    told = " ".join(" ".join(printed(results_table(documents, sample.privacy, grouping="sex"), 100)).split())
+    assert "on the validation records" in told
+    assert "over groups of ten validation records or more" in told
+    assert "†: fewer than ten validation records." in told
+    assert "test records" not in told
+
+
 def test_names_that_are_cut_can_still_be_told_apart(sample):
     """Of an intersection the second half tells the groups apart: cut at their end, women and men had one name."""
     document = copy.deepcopy(sample.only("dpsgd").documents["dpsgd"])

@@ -247,7 +247,7 @@ def test_the_table_is_whole_in_80_columns_and_never_wider_than_100(cells, width)
     assert max(map(len, text.splitlines())) <= min(width, 100)
     # a sweep's cells are seeded: two ε of one seed differ by a known multiple of the same noise
     assert "those of one seed share batches and noise, and do not even compose" in " ".join(text.split())
-    assert "over groups of ten test records or more, where there are two" in " ".join(text.split())
+    assert "over groups of ten evaluated records or more, where there are two" in " ".join(text.split())
     assert "leaves out how much other people would change a figure" in " ".join(text.split())
     for whole in ("psasc_momentum", "digits: test accuracy", "worst group", "0.650±0.635", "+0.200±0.635"):
         assert whole in text

@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from equidp.errors import EquidpError, first_line, without_password
 from equidp.hooks.views import add_views
 from equidp.system import interrupts
-from equidp.system.files import refused, storage_error, unfinished
+from equidp.system.files import REFUSALS, refused, storage_error, unfinished
 
 PORTS = {"http": 80, "https": 443}
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306}
@@ -239,7 +239,7 @@ def _check_file(path: Path) -> None:
             raise storage_error(path, OSError(errno.ENOSPC, str(error))) from error
         raise EquidpError(
             f"MLflow's store {path} cannot be written to ({error}): end the process that holds it, or make the file "
-            "writable, or name another store as MLFLOW_TRACKING_URI."
+            "and its folder writable, or name another store as MLFLOW_TRACKING_URI."
         ) from error
 
 
@@ -265,4 +265,6 @@ def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
         KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
     """
     interrupts.raise_hidden(error)
+    if isinstance(error, OSError) and (why := REFUSALS.get(error.errno or 0)):  # a database has errors of its own
+        return EquidpError(f"MLflow's artifacts of this run cannot be written: {why}. {consequence}")
     return EquidpError(f"MLflow's store {without_password(uri)} failed ({reason(error)}). {consequence}")

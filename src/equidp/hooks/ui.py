@@ -1,4 +1,4 @@
-"""MLflow's pages for a project's store: nothing of it reaches out, and nothing of it stays when it ends."""
+"""MLflow's pages for a project's store: nothing of it reaches out by itself, and nothing stays when it ends."""
 
 from __future__ import annotations
 

@@ -53,3 +53,8 @@ def network_of(weights: Weights, device: torch.device | None = None) -> nn.Modul
     network = build_model(weights.card["model"], schema, options=weights.card["options"], seed=0, files=False)
     network.load_state_dict(weights.tensors)
     return network.to(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def parameters_of(weights: Weights) -> int:
+    """How many parameters the model has: the file also holds its buffers, such as the statistics of BatchNorm."""
+    return sum(parameter.numel() for parameter in network_of(weights, torch.device("cpu")).parameters())

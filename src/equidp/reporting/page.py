@@ -67,6 +67,7 @@ def html_report(
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
     overview = tables.with_marks(tables.results_table(documents, privacy))
     empty = [c for c in ("epsilon", "epsilon_published", "cost", "gap") if overview[c].isna().all()]
+    halves = [f"{column}±" for column in empty if f"{column}±" in overview]
     disparity = tables.disparity_table(documents)
     return render(
         "report.html.j2",
@@ -79,7 +80,7 @@ def html_report(
         provenance=provenance,
         warnings=[*remarks, *_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
-        overview=_grid(overview.drop(columns=empty).reset_index()),
+        overview=_grid(overview.drop(columns=[*empty, *halves]).reset_index()),
         costs="cost" not in empty,
         marked=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)[:1]) else "",
         left_out=tables.left_out(overview),

@@ -288,8 +288,10 @@ def understated(privacy: Mapping) -> str | None:
     value, ours = published.get("value"), privacy.get("epsilon")
     if value is None or ours is None or (published.get("guarantee", True) and value >= 0.999 * ours):
         return None
-    several = privacy.get("trials", {"max": 1}) != {"max": 1}
-    low = "which is of one training, and not of all that were declared" if several else "which understates"
+    counted = "declared" if privacy.get("trials", {"max": 1}) != {"max": 1} else None
+    if (privacy.get("tuning") or {}).get("exact"):
+        counted = "charged"  # the whole grid
+    low = f"which is of one training, and not of all that were {counted}" if counted else "which understates"
     fault = low if value < ours else "by a rule that is no guarantee"
     return (
         f"{privacy['algorithm']}: {published_words(privacy).formula} gives ε = {epsilon_text(value)}, {fault}. Do not "

@@ -255,13 +255,14 @@ def _notes(frame: pd.DataFrame, title: str) -> Iterator[str]:
     yield _research_note(frame)
     if "cost" in frame:
         yield f"Cost of privacy: {COST_MEANS.format(title)}."
+    ten = f"ten {frame.attrs.get('part', 'test')} records"
     if "gap" in frame:
-        yield "Gap: largest minus smallest cost, over groups of ten test records or more, where there are two."
+        yield f"Gap: largest minus smallest cost, over groups of {ten} or more, where there are two."
     if "spread" in frame:
-        over = ", over the same" if "gap" in frame else " over groups of ten test records or more"
+        over = ", over the same" if "gap" in frame else f" over groups of {ten} or more"
         yield f"Spread: largest minus smallest {title}{over}."
-    if frame.attrs.get("few"):
-        yield f"{FEW}: fewer than ten test records."
+    if any(FEW in str(name) for name in (*frame.columns, *frame.get("worst_group", ()))):
+        yield f"{FEW}: fewer than {ten}."
     yield left_out(frame)
 
 

@@ -52,6 +52,7 @@ def tuning_page(
         cards=_cards(choice),
         declared=_table("Declared before the first trial", _declared(choice, privacy)),
         chosen=_table("Chosen", [(name, as_typed(value)) for name, value in choice["chosen"].items()]),
+        exact=choice["exact"],
         trials=_every(trials),
         released=released_page(released, beside_exact=False) if released else None,
         statement=privacy_sections(privacy),

@@ -15,8 +15,8 @@ from equidp.tasks import TASKS
 WIDTH = 100
 READING = (
     "n: seeds. Cost of privacy, paired by seed: {cost}. Gap: largest minus smallest cost, over "
-    "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the model or its "
-    "baseline diverged in the others, or the baseline guessed. ε holds for each run alone: runs on the same data "
+    "groups of ten evaluated records or more, where there are two{spread}. (m): over m of the seeds, as the model or "
+    "its baseline diverged in the others, or the baseline guessed. ε holds for each run alone: runs on the same data "
     "compose; those of one seed share batches and noise, and do not even compose. All are in research mode: whoever "
     "knows the seed can subtract the noise."
 )

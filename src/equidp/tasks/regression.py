@@ -105,4 +105,4 @@ class Regression(Task):
         found = figures.get("overall", {}).get("r2")
         if found is None or found > 0:
             return None
-        return f"has learnt nothing: its R² is {found:.2f}, and the mean of the test part for everybody would have 0"
+        return f"has learnt nothing: its R² is {found:.2f}, and the evaluated records' mean for everybody would have 0"

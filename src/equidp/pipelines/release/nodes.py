@@ -8,7 +8,7 @@ from typing import Any
 
 from equidp.accounting.dataset_ledger import NAMES, Spent, spent
 from equidp.errors import EquidpError
-from equidp.models.weights import Weights
+from equidp.models.weights import Weights, parameters_of
 from equidp.parameters import Settings
 from equidp.reporting.release import release_files, released_facts, wanted
 from equidp.training.charging import ledger_of, unit_in_ledger
@@ -58,7 +58,7 @@ def write_asked_release(
         counted = None
     facts = released_facts(
         card,
-        sum(tensor.numel() for tensor in model.tensors.values()),
+        parameters_of(model),
         privacy,
         settings.release,
         metrics=metrics,
