@@ -432,3 +432,47 @@ def test_one_record_more_moves_no_other_across_a_threshold(
         trainer.run_steps(1)
         released.append(random.exact[0])
     assert float((released[1] - released[0]).norm()) <= 1 + 1e-4
+
+
+@pytest.fixture
+def kink() -> tuple[nn.Module, Tensor, Tensor]:
+    """A model of one output, a record, and a label that is its output in a full block of rows or beside one, where it
+    is another one. It is no secret: the first weights are public.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(100, 1), nn.Flatten(0))
+    for _ in range(100):
+        record = torch.randn(100)
+        with torch.no_grad():
+            outputs = model(record.repeat(5, 1))
+        if outputs[4] != outputs[0]:
+            return model, record, outputs[0]
+    pytest.skip("this processor rounds rows of every place alike")
+
+
+@pytest.mark.parametrize("physical", [None, 20])
+@pytest.mark.parametrize("name", ["dpsgd", "auto_s", "dpsgd_quantile"])
+def test_one_record_more_turns_no_other_at_a_kink(
+    kink: tuple[nn.Module, Tensor, Tensor], name: str, physical: int | None
+) -> None:
+    """The gradient of |z − y| turns at z = y, by whatever bit: no weight rule makes up for that."""
+    model, record, label = kink
+    released = []
+    for count in (39, 40):
+        random = Seen()
+        trainer = Trainer(
+            model=copy.deepcopy(model),
+            loss=nn.L1Loss(reduction="none"),
+            algorithm=algorithm_settings(name).build(),
+            plan=Plan(records=40, batch_size=20, epochs=1, groups=1, delta=1e-5, noise_multiplier=1.0),
+            population=Population(
+                Examples(record.repeat(count, 1), label.repeat(count)), torch.zeros(count, dtype=torch.int64)
+            ),
+            random=random,
+            ledger=Ledger(),
+            learning_rate=0.1,
+            physical_batch_size=physical,
+        )
+        trainer.run_steps(1)
+        released.append(random.exact[-1])
+    assert float((released[1] - released[0]).norm()) <= 1 + 1e-4

@@ -1,10 +1,14 @@
-"""Shape: on a GPU every private pass has as many rows as a public number says, whatever the batch.
+"""Shape: on a GPU and in a secure run every private pass has as many rows as a public number says, whatever the batch.
 
 A GPU's libraries choose a kernel by the size of a batch, and two kernels round differently. One record less could then
 change the rounding of everybody's gradient: B·r·C in the worst case for a relative error r, which is half of Δ at
 B 512 and r 1e-3 (TF32). Here rows that stand for nobody follow the records, so that the model's passes see one shape. A
 record's gradient is then the same, to the last bit, whoever else is in the batch. What is left is the rounding of the
 float32 sum over records.
+
+On a CPU r is 1e-7, and only some rows change their kernel. But where a model has kinks (ReLU, |z − y|) a last bit turns
+a whole gradient: 26·Δ were seen. There the rows' places matter, too: the last ones of a pass are rounded otherwise
+where they fill no vector, or no block of rows.
 
 A batch with more records than rows is the caller's to cut into chunks. A unit that has more records alone gets a
 multiple of the rows: only its own gradient depends on how many.
@@ -26,14 +30,24 @@ OVERFLOW = 2.5
 above the expected number costs its share in every step.
 """
 
+EIGHTS, VECTORS = 8, 32
+"""Rows of a pass come in so many, on a GPU and on a CPU: there two vectors of 16 floats, which are filled whatever a
+record's width is, and whole blocks of rows on each thread."""
+
 MOST = (1 << 16) - 8
 """Programs that CUDA starts along the axis on which kernels have records: 65,535, in eights."""
 
 
-def public_rows(batch_size: float, physical: int | None) -> int:
-    """Rows of every private pass: batches have `batch_size` records on average, memory at most `physical`; public."""
-    rows = min(math.ceil((batch_size + OVERFLOW * math.sqrt(batch_size)) / 8) * 8, MOST)
-    return rows if physical is None else min(rows, physical)
+def public_rows(batch_size: float, physical: int | None, *, on_cpu: bool = False) -> int:
+    """Rows of every private pass: batches have `batch_size` records on average, memory at most `physical`; public.
+
+    On a CPU memory's are cut to 32, 64, 96, …, or to 1, 2, 4, 8, 16.
+    """
+    unit = VECTORS if on_cpu else EIGHTS
+    rows = min(math.ceil((batch_size + OVERFLOW * math.sqrt(batch_size)) / unit) * unit, MOST // unit * unit)
+    if physical is None or physical >= rows:
+        return rows
+    return physical // unit * unit or 1 << physical.bit_length() - 1 if on_cpu else physical
 
 
 def padded(values: Tensor, rows: int) -> Tensor:
