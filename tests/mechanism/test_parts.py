@@ -12,7 +12,6 @@ from torch import Tensor
 
 from equidp.accounting.plan import Plan, Segment, by_epoch, segment_at
 from equidp.algorithms import algorithm_settings
-from equidp.algorithms.custom import PARTS, make_part
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
@@ -161,26 +160,3 @@ class TestAlgorithm:
         assert algorithm.covers(plan, [event])
         assert not algorithm.covers(plan, [])
         assert not algorithm.covers(plan, [event, event])
-
-
-@pytest.mark.parametrize("name", sorted(PARTS["weights"]))
-def test_a_weight_rule_that_says_it_is_continuous_jumps_nowhere(name: str) -> None:
-    """A secure run of any other takes care that no last bit of a norm decides on a gradient."""
-    rule = make_part("weights", {"name": name})
-    values = {"clip_norm": 1.0, "strict_clip_norm": 1.5, "min_clip_norm": 0.5, "contribution": 0.7}
-    public = {key: torch.tensor(value, dtype=torch.float64) for key, value in values.items()}
-    norms = torch.logspace(-6, 6, 200_001, dtype=torch.float64)  # neighbours differ by a 7,000th
-    added = rule.weights(norms, public) * norms
-    jump = float((added.diff().abs() / added[1:].abs().clamp(min=1e-9)).max())
-    assert (jump < 1e-3) or not rule.continuous
-    assert rule.continuous == (name not in ("scale_or_drop", "unit"))
-
-
-def test_a_rule_that_weighs_otherwise_has_to_say_anew_that_it_is_continuous() -> None:
-    class Dropping(FlatClip):
-        def weights(self, norms: Tensor, public: Public) -> Tensor:
-            return (norms <= public["clip_norm"]).float()
-
-    assert FlatClip().continuous
-    assert not Dropping().continuous
-    assert Algorithm(name="mine", weights=Dropping(), initial={"clip_norm": 1.0}).thresholds

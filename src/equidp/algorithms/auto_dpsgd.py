@@ -31,7 +31,6 @@ class OwnThreshold(WeightRule):
 
     reads: ClassVar[frozenset[str]] = frozenset({"clip_norm", "min_clip_norm"})
     defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0, "min_clip_norm": 0.5}
-    continuous: ClassVar[bool] = True
 
     norm_fraction: Positive = 0.5
     """ω."""

@@ -27,7 +27,6 @@ class Normalise(WeightRule):
 
     reads: ClassVar[frozenset[str]] = frozenset()
     defaults: ClassVar[Mapping[str, float]] = {}
-    continuous: ClassVar[bool] = True
 
     stability: Stability = 0.01
     """r."""

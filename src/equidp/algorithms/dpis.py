@@ -82,7 +82,6 @@ class ConstantLength(WeightRule):
 
     reads: ClassVar[frozenset[str]] = frozenset({"contribution"})
     defaults: ClassVar[Mapping[str, float]] = {}
-    continuous: ClassVar[bool] = True  # at a norm of 0, too: such a record is kept with the probability 0
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """(K̃/Ñ)/n, and 0 for a zero gradient."""

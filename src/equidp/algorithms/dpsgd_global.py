@@ -68,7 +68,6 @@ class ScaleOrClip(WeightRule):
 
     reads: ClassVar[frozenset[str]] = frozenset(START)
     defaults: ClassVar[Mapping[str, float]] = START
-    continuous: ClassVar[bool] = True
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """C/max(Z, n)."""

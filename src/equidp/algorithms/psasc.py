@@ -9,8 +9,6 @@ but accounts as if it sampled by Poisson coins; here sampling *is* Poisson (Algo
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from equidp.algorithms.auto_s import Stability
@@ -21,8 +19,6 @@ from equidp.mechanism.parts import Positive, Public, WeightRule
 
 class AdaptiveScaling(WeightRule):
     """w = C/(s·n + r/(n + r))."""
-
-    continuous: ClassVar[bool] = True
 
     stability: Stability = 1e-4
     """r."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,8 +28,6 @@ from equidp.mechanism.parts import Public, WeightRule
 
 class SoftClip(WeightRule):
     """w = C·tanh(n/C)/n."""
-
-    continuous: ClassVar[bool] = True
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """tanh(n/C)/(n/C), and its limit 1 for short gradients, where float32 has no difference."""

@@ -160,11 +160,6 @@ class Algorithm:
         return self.acceptance.public_records > 0
 
     @property
-    def thresholds(self) -> bool:
-        """Whether a last bit of a record's norm may decide on what the record adds."""
-        return self.side_release is not None or (self.weights is not None and not self.weights.continuous)
-
-    @property
     def fixed(self) -> bool:
         """Whether all events and their number are known before training."""
         return not self.acceptance.may_stop and type(self.sampler).budget is Sampler.budget

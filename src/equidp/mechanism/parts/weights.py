@@ -21,11 +21,7 @@ class WeightRule(Part, ABC):
     defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0}
     """What those values are unless given otherwise."""
 
-    continuous: ClassVar[bool] = False
-    """Whether the weight jumps at no norm. Where it is not said, a last bit of a norm may decide on all of a gradient,
-    as where longer ones are left out."""
-
-    promised = (("reach", ("weights", "bound")), ("continuous", ("weights",)))
+    promised = (("reach", ("weights", "bound")),)
 
     @abstractmethod
     def weights(self, norms: Tensor, public: Public) -> Tensor:
@@ -45,8 +41,6 @@ class WeightRule(Part, ABC):
 
 class FlatClip(WeightRule):
     """w = min(1, C/n): a gradient longer than C is shortened to C (Abadi et al. 2016)."""
-
-    continuous: ClassVar[bool] = True
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """min(1, C/n), and 1 for a zero gradient."""
