@@ -395,6 +395,14 @@ def test_a_model_that_keeps_what_it_scores_is_refused() -> None:
         predict(KeepsWhatItScores(), torch.ones(5, 2))
 
 
+def test_equal_records_have_equal_scores_in_noised_figures_wherever_they_stand() -> None:
+    """Of 335 at once, as many as such wide records allow, a processor may round the last three otherwise."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(50_000, 1), nn.Sigmoid(), nn.Linear(1, 2))
+    for _ in range(10):
+        assert len(predict(network, torch.randn(1, 50_000).expand(336, -1), alike=True).unique(dim=0)) == 1
+
+
 def test_a_bound_is_tried_in_every_kind_of_step() -> None:
     assert planned(weights=BoundOfItsOwn()).steps
     with pytest.raises(EquidpError, match=r"BoundOfItsOwn lets a record add 5, more than the 1 of its `bound`"):

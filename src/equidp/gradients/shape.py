@@ -39,15 +39,17 @@ MOST = (1 << 16) - 8
 
 
 def public_rows(batch_size: float, physical: int | None, *, on_cpu: bool = False) -> int:
-    """Rows of every private pass: batches have `batch_size` records on average, memory at most `physical`; public.
-
-    On a CPU memory's are cut to 32, 64, 96, …, or to 1, 2, 4, 8, 16.
-    """
+    """Rows of every private pass: batches have `batch_size` records on average, memory at most `physical`; public."""
     unit = VECTORS if on_cpu else EIGHTS
     rows = min(math.ceil((batch_size + OVERFLOW * math.sqrt(batch_size)) / unit) * unit, MOST // unit * unit)
     if physical is None or physical >= rows:
         return rows
-    return physical // unit * unit or 1 << physical.bit_length() - 1 if on_cpu else physical
+    return in_vectors(physical) if on_cpu else physical
+
+
+def in_vectors(rows: int) -> int:
+    """So many rows or fewer, for passes on a CPU: 32, 64, 96, …, or 1, 2, 4, 8, 16."""
+    return rows // VECTORS * VECTORS or 1 << rows.bit_length() - 1
 
 
 def padded(values: Tensor, rows: int) -> Tensor:

@@ -13,7 +13,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.layout import channels_last, convolutions_for, evaluating
 from equidp.gradients.losses import Loss
 from equidp.gradients.refusals import Untrained
-from equidp.gradients.shape import padded
+from equidp.gradients.shape import in_vectors, padded
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import derived_seed
@@ -117,8 +117,9 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, 
     The network is in evaluation mode meanwhile; every layer's own mode comes back.
 
     Args:
-        alike: every pass has the same number of rows, those at the end of nobody. Libraries choose a kernel by it, and
-            two round differently: else one record less could move others' scores across the edge of a bin.
+        alike: every pass has the same number of rows, whole blocks, those at the end of nobody. Libraries choose a
+            kernel by it, and by a row's place beside such blocks, and two round differently: else one record less could
+            move others' scores across the edge of a bin.
 
     Raises:
         EquidpError: for a network that keeps something of the records that it scores.
@@ -127,6 +128,7 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, 
     where = next(network.parameters()).device
     features = _resident(features, where)
     rows = scored_at_once(network, features)
+    rows = in_vectors(rows) if alike else rows
     chunks = [padded(chunk, rows) if alike else chunk for chunk in features.split(rows)]
     with evaluating(network), channels_last(convolutions_for(network)):
         parts = Untrained(network).watched(lambda: [final(network(chunk.to(where))) for chunk in chunks])
