@@ -7,6 +7,10 @@ __version__ = "0.1.0"
 for _name in ("KEDRO_DISABLE_TELEMETRY", "MLFLOW_DISABLE_TELEMETRY"):
     os.environ.setdefault(_name, "true")
 
+# MKL rounds a row of a small product by where in memory it begins, unless told otherwise before it computes anything:
+# one record less would then move all after it in its batch (`gradients/shape.py`).
+os.environ.setdefault("MKL_CBWR", "AUTO")
+
 
 def quiet() -> None:
     """Nothing to do: Kedro calls this as it starts, in any folder, so that this module has been imported."""

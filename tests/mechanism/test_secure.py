@@ -7,6 +7,9 @@ import math
 import os
 import pickle
 import re
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -476,3 +479,42 @@ def test_one_record_more_turns_no_other_at_a_kink(
         trainer.run_steps(1)
         released.append(random.exact[-1])
     assert float((released[1] - released[0]).norm()) <= 1 + 1e-4
+
+
+PLACES = """
+import {first}
+import {second}
+import torch
+from equidp.gradients.shape import refuse_rounding_by_place
+refuse_rounding_by_place(torch.device("cpu"))
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [("equidp", "torch"), ("torch", "equidp")])
+def test_a_row_of_a_small_layer_is_rounded_alike_wherever_it_stands(first: str, second: str) -> None:
+    """One record less moves those after it by a place; at a kink or a threshold each would turn."""
+    rest = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    code = PLACES.format(first=first, second=second)
+    subprocess.run([sys.executable, "-c", code], check=True, env=rest, timeout=120)
+
+
+def test_a_processor_that_rounds_by_place_is_refused_a_secure_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equidp.gradients.shape.rounds_by_place", lambda: True)
+    monkeypatch.setattr("torch.backends.mkl.is_available", lambda: True)
+    labels = torch.zeros(40, dtype=torch.int64)
+    for random, refused in (
+        (Seen(), pytest.raises(EquidpError, match="MKL_CBWR=AUTO")),
+        (SeededRandom(0, "cpu"), nullcontext()),
+    ):
+        trainer = Trainer(
+            model=nn.Linear(6, 3),
+            loss=CrossEntropy(),
+            algorithm=algorithm_settings("dpsgd").build(),
+            plan=Plan(records=40, batch_size=20, epochs=1, groups=1, delta=1e-5, noise_multiplier=1.0),
+            population=Population(Examples(torch.randn(40, 6), labels), labels),
+            random=random,
+            ledger=Ledger(),
+            learning_rate=0.1,
+        )
+        with refused:
+            trainer.run_steps(1)

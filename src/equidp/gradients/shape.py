@@ -8,7 +8,8 @@ float32 sum over records.
 
 On a CPU r is 1e-7, and only some rows change their kernel. But where a model has kinks (ReLU, |z − y|) a last bit turns
 a whole gradient: 26·Δ were seen. There the rows' places matter, too: the last ones of a pass are rounded otherwise
-where they fill no vector, or no block of rows.
+where they fill no vector, or no block of rows. And MKL rounds a row of a layer with few outputs by its place modulo
+four, where inputs are no multiple of four: one record less moved a sum by 132·Δ. It does not where `MKL_CBWR` is set.
 
 A batch with more records than rows is the caller's to cut into chunks. A unit that has more records alone gets a
 multiple of the rows: only its own gradient depends on how many.
@@ -17,11 +18,14 @@ multiple of the rows: only its own gradient depends on how many.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Unpack
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import Asked, BookKeeping
 from equidp.gradients.recording import Recordings
 
@@ -50,6 +54,32 @@ def public_rows(batch_size: float, physical: int | None, *, on_cpu: bool = False
 def in_vectors(rows: int) -> int:
     """So many rows or fewer, for passes on a CPU: 32, 64, 96, …, or 1, 2, 4, 8, 16."""
     return rows // VECTORS * VECTORS or 1 << rows.bit_length() - 1
+
+
+def refuse_rounding_by_place(device: torch.device) -> None:
+    """Refuse an MKL that rounds a row by where in memory it begins; this package sets `MKL_CBWR` as it is imported.
+
+    Raises:
+        EquidpError: on a CPU, where MKL was asked something before.
+    """
+    if device.type == "cpu" and torch.backends.mkl.is_available() and rounds_by_place():
+        raise EquidpError(
+            "MKL rounds what it computes for a record by the record's place in its batch, so one record less would "
+            "move all others: torch computed something before equidp was imported, or MKL_CBWR is set otherwise. "
+            "Import equidp first, or set the environment variable MKL_CBWR=AUTO."
+        )
+
+
+@lru_cache(maxsize=1)  # it is set once and for all when MKL first computes
+def rounds_by_place() -> bool:
+    """Whether equal rows of a small product come out unlike."""
+    generator = torch.Generator().manual_seed(0)
+    for inputs in (5, 6, 9, 13) * 8:
+        row, weight = (torch.randn(size, inputs, generator=generator) for size in (1, 5))
+        rows = F.linear(row.repeat(VECTORS, 1), weight)
+        if (rows != rows[:1]).any():
+            return True
+    return False
 
 
 def padded(values: Tensor, rows: int) -> Tensor:
