@@ -17,6 +17,7 @@ multiple of the rows: only its own gradient depends on how many.
 
 from __future__ import annotations
 
+import logging
 import math
 from functools import lru_cache
 from typing import Unpack
@@ -25,13 +26,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import Asked, BookKeeping
 from equidp.gradients.recording import Recordings
 
-OVERFLOW = 2.5
-"""A Poisson batch has more rows than the public number once in 160 steps: it then costs another chunk, and every row
-above the expected number costs its share in every step.
+logger = logging.getLogger(__name__)
+
+OVERFLOW, ON_CPU = 2.5, 2.0
+"""A Poisson batch has more rows than the public number once in 160 steps, on a CPU once in 44: it then costs another
+chunk, and every row above the expected number costs its share in every step. What is recorded has one chunk.
 """
 
 EIGHTS, VECTORS = 8, 32
@@ -44,8 +46,8 @@ MOST = (1 << 16) - 8
 
 def public_rows(batch_size: float, physical: int | None, *, on_cpu: bool = False) -> int:
     """Rows of every private pass: batches have `batch_size` records on average, memory at most `physical`; public."""
-    unit = VECTORS if on_cpu else EIGHTS
-    rows = min(math.ceil((batch_size + OVERFLOW * math.sqrt(batch_size)) / unit) * unit, MOST // unit * unit)
+    unit, spare = (VECTORS, ON_CPU) if on_cpu else (EIGHTS, OVERFLOW)
+    rows = min(math.ceil((batch_size + spare * math.sqrt(batch_size)) / unit) * unit, MOST // unit * unit)
     if physical is None or physical >= rows:
         return rows
     return in_vectors(physical) if on_cpu else physical
@@ -56,30 +58,20 @@ def in_vectors(rows: int) -> int:
     return rows // VECTORS * VECTORS or 1 << rows.bit_length() - 1
 
 
-def refuse_rounding_by_place(device: torch.device) -> None:
-    """Refuse an MKL that rounds a row by where in memory it begins; this package sets `MKL_CBWR` as it is imported.
-
-    Raises:
-        EquidpError: on a CPU, where MKL was asked something before.
-    """
-    if device.type == "cpu" and torch.backends.mkl.is_available() and rounds_by_place():
-        raise EquidpError(
-            "MKL rounds what it computes for a record by the record's place in its batch, so one record less would "
-            "move all others: torch computed something before equidp was imported, or MKL_CBWR is set otherwise. "
-            "Import equidp first, or set the environment variable MKL_CBWR=AUTO."
-        )
-
-
-@lru_cache(maxsize=1)  # it is set once and for all when MKL first computes
-def rounds_by_place() -> bool:
-    """Whether equal rows of a small product come out unlike."""
+@lru_cache(maxsize=1)  # told once; it is set once and for all when MKL first computes
+def warn_of_rounding_by_place() -> None:
+    """Warn of an MKL that rounds a row by where in memory it begins; this package sets `MKL_CBWR` as it is imported."""
     generator = torch.Generator().manual_seed(0)
     for inputs in (5, 6, 9, 13) * 8:
-        row, weight = (torch.randn(size, inputs, generator=generator) for size in (1, 5))
+        row, weight = (torch.randn(size, inputs, generator=generator, device="cpu") for size in (1, 5))
         rows = F.linear(row.repeat(VECTORS, 1), weight)
         if (rows != rows[:1]).any():
-            return True
-    return False
+            logger.warning(
+                "MKL rounds what it computes for a record by the record's place in its batch. One record less moves "
+                "others by a last bit, and at a kink of the model by more than ε allows for (docs/threat-model.md): "
+                "import equidp before torch computes anything, or set the environment variable MKL_CBWR=AUTO."
+            )
+            return
 
 
 def padded(values: Tensor, rows: int) -> Tensor:

@@ -13,7 +13,7 @@ from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Segment
 from equidp.gradients.precision import refuse_around, refuse_short_products
-from equidp.gradients.shape import refuse_rounding_by_place
+from equidp.gradients.shape import warn_of_rounding_by_place
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
 from equidp.mechanism.states import seed_unforeseen
@@ -38,8 +38,8 @@ def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
         loop = cast(Noising, args[0])
         if loop.algorithm.private:  # another library may have shortened them since
             refuse_short_products(loop.population.device)
-            if not loop.random.repeatable:
-                refuse_rounding_by_place(loop.population.device)
+            if not loop.random.repeatable and loop.population.device.type == "cpu":
+                warn_of_rounding_by_place()
         loop.seed_unforeseen()
         try:
             return steps(*args, **kwargs)
