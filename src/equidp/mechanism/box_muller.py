@@ -8,8 +8,8 @@ independent standard Gaussians. Two such pairs are added, and divided by √2:
 are jointly Gaussian, of variance 1 and covariance 0: again a pair of independent standard Gaussians.
 
 Why two are added, `secure` says. On Linux with an x86-64 processor one loop does it all in registers, with the vectors'
-logarithms and sines of the C library (libmvec). It is compiled for the first draw, in a twentieth of a second.
-torch's operations, each of which passes over memory, take three times as long. Their results differ from the loop's by some
+logarithms and sines of the C library (libmvec); it is compiled for the first draw, in a twentieth of a second. torch's
+operations, each of which passes over memory, take three times as long. Their results differ from the loop's by some
 10⁻¹⁵, which nobody needs to repeat.
 """
 
