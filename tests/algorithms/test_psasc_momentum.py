@@ -253,3 +253,11 @@ def test_a_model_is_tried_out_before_each_records_gradient_is_kept(lab: Any) -> 
     model = Halved(nn.Linear(6, 4).requires_grad_(False), nn.Linear(4, 3))
     with pytest.raises(EquidpError, match=r"turns torch\.autocast on in its own forward"):
         lab.trainer("psasc_momentum_gd", model=model).run_steps(1)
+
+
+def test_a_loss_that_reads_its_labels_as_numbers_is_named_where_each_gradient_is_formed_alone(lab: Any) -> None:
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.square().sum(1) * float(labels.min() >= 0)
+
+    with pytest.raises(EquidpError, match=r"cannot take this model and loss record by record .*F\.one_hot"):
+        lab.trainer("psasc_momentum_gd", loss=loss).run_steps(1)

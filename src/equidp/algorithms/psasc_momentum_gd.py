@@ -120,7 +120,11 @@ class RunningMeans(Contributing):
 
 
 def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:
-    """`[u, d]` gradients of the batch's units, materialised: the only place where that is done."""
+    """`[u, d]` gradients of the batch's units, materialised: the only place where that is done.
+
+    Raises:
+        EquidpError: for a model or loss that `torch.func` cannot take record by record.
+    """
     if not len(batch.labels):
         return torch.zeros(len(batch), engine.dimension, device=engine.device)
     trained = {id(p): i for i, p in enumerate(engine.parameters)}
@@ -134,7 +138,16 @@ def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")  # a dropout mask each
     views = batch.features.unflatten(0, (batch.views, -1)).transpose(0, 1)
-    found = each(values, engine.padded(views), engine.padded(batch.labels))
+    try:
+        found = each(values, engine.padded(views), engine.padded(batch.labels))
+    except RuntimeError as error:
+        if not str(error).startswith("vmap:"):
+            raise
+        raise EquidpError(
+            "A record's momentum needs every gradient by itself, and torch.func cannot take this model and loss record "
+            f"by record ({str(error).partition('. ')[0]}): let neither read a number out of its tensors "
+            "(F.one_hot without num_classes does)."
+        ) from error
     gradients = torch.cat([g.reshape(len(g), -1) for g in found], dim=1)[: len(batch.labels)]
     if batch.owners is None:
         return gradients
