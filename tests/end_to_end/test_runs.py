@@ -310,6 +310,7 @@ def test_a_runs_name_tells_what_it_was_given_and_no_other_algorithms_options():
     given = {"dataset": "adult", "privacy.epsilon": 3, "dpsgd_f.options.ratio_over": "counted", "resume": True}
     assert run_name("dpsgd", settings, given) == "dpsgd epsilon=3 adult seed=1"
     assert run_name("dpsgd_f", settings, given) == "dpsgd_f epsilon=3 ratio_over=counted adult seed=1"
+    assert run_name("dpsgd", settings, {"model.name": "mlp"}) == "dpsgd model=mlp adult seed=1"  # and not name=mlp
     # a sweep's row knows what differs
     assert run_name("dpsgd", settings, given, "dpsgd epochs=5") == "dpsgd epochs=5 adult seed=1"
     assert run_name("dpsgd", settings, given, "dpsgd") == "dpsgd adult seed=1"

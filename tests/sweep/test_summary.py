@@ -15,7 +15,7 @@ from equidp.errors import EquidpError
 from equidp.sweep.doubts import doubts
 from equidp.sweep.printed import print_table
 from equidp.sweep.project import Cell, by_seed
-from equidp.sweep.summary import averaged, means, means_of, rows_of, table_of, trained_badly, write_summary
+from equidp.sweep.summary import averaged, means, means_of, row_labels, rows_of, table_of, trained_badly, write_summary
 from equidp.tasks.base import OUTDONE
 
 BASELINE = {"a": 0.9, "b": 0.8}
@@ -371,3 +371,8 @@ def test_means_have_the_shape_of_one_run():
         "count": 50,
         "worst": {"group": "a, b", "x": None},
     }
+
+
+def test_a_row_of_another_model_names_the_model_and_not_a_name() -> None:
+    rows = {1: ("dpsgd", {"model.name": "mlp"}), 2: ("dpsgd", {"model.name": "logistic", "privacy.epsilon": 3.0})}
+    assert row_labels(rows) == {1: "dpsgd model=mlp", 2: "dpsgd model=logistic ε=3"}

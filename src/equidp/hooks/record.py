@@ -299,7 +299,9 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
 
 def _tail(name: str) -> str:
     """The last part of a setting's name; two of the figures' settings, as their ε is not the model's."""
-    return name.removeprefix("privacy.") if name.startswith("privacy.evaluation.") else name.rpartition(".")[2]
+    if name.startswith("privacy.evaluation."):
+        return name.removeprefix("privacy.")
+    return name.removesuffix(".name").rpartition(".")[2]
 
 
 def _secure(parameters: Mapping[str, Any]) -> bool:

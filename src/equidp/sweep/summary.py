@@ -98,7 +98,8 @@ def labels_of(cells: Sequence[Cell]) -> dict[str, str]:
 def row_labels(rows: Mapping[Key, tuple[str, Mapping[str, Any]]]) -> dict[Key, str]:
     """A label of its own for every row: its algorithm and its settings.
 
-    A setting is named by the last part of its name, or by all of it if another setting of the algorithm ends the same.
+    A setting is named by the last part of its name (`model.name` by `model`), or by all of it if another setting of the
+    algorithm ends the same.
     Rows that still have the same label (values are shown to six digits) are numbered.
     """
     lasts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -140,7 +141,7 @@ def _plain(value: Any) -> str:
 
 
 def _short(name: str) -> str:
-    return {"privacy.epsilon": "ε"}.get(name, name.rpartition(".")[2])
+    return {"privacy.epsilon": "ε"}.get(name, name.removesuffix(".name").rpartition(".")[2])
 
 
 def of_seeds(statements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
