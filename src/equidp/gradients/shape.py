@@ -68,8 +68,8 @@ def warn_of_rounding_by_place() -> None:
         if (rows != rows[:1]).any():
             logger.warning(
                 "MKL rounds what it computes for a record by the record's place in its batch. One record less moves "
-                "others by a last bit, and at a kink of the model by more than ε allows for (docs/threat-model.md): "
-                "import equidp before torch computes anything, or set the environment variable MKL_CBWR=AUTO."
+                "others by a last bit, and at a kink of the model by more than ε allows for. Import equidp before "
+                "torch computes anything, or set the environment variable MKL_CBWR=AUTO."
             )
             return
 
