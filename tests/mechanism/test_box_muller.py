@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -66,10 +70,37 @@ def test_words_become_the_sums_of_two_pairs(made: Callable[[Tensor], Tensor]) ->
 
 
 @pytest.mark.parametrize("pairs", [0, 1, 3, 4, 7, 8, 9, 15, 16, 17, 1001])
-def test_every_number_is_written_whatever_the_threads(pairs: int, threads: int) -> None:
+def test_every_number_is_written_whatever_the_threads(
+    pairs: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box_muller, "PAIRS_EACH", 1)
     words = fresh(pairs)
     for lanes in (4, 8):
         torch.testing.assert_close(loop(lanes)(words), box_muller._by_torch(words), rtol=0, atol=2e-14)
+
+
+FORKED = """
+import os, torch
+from equidp.mechanism.secure import SecureRandom
+torch.set_num_threads(2)
+random = SecureRandom("cpu")
+random.normal(100_000)
+child = os.fork()
+if not child:
+    random.normal(1000)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_does_not_wait_for_its_parents_threads_to_make_few_numbers() -> None:
+    process = subprocess.Popen([sys.executable, "-c", FORKED], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.communicate(timeout=120)[0].strip() == b"0"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_both_of_a_pair_are_independent_standard_gaussians(made: Callable[[Tensor], Tensor]) -> None:

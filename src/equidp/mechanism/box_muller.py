@@ -30,6 +30,10 @@ HALF, UNIT = 0.5, 2.0**-63
 """A signed integer w gives U = (|w| + ½)·2⁻⁶³ in (0, 1], with 53 significant bits however small, and θ = w·π·2⁻⁶³ in
 [−π, π)."""
 
+PAIRS_EACH = 4096
+"""Pairs of a thread at least. Fewer are made before another thread has woken up. And a process that was forked while
+its parent had such threads waits for them for ever, in torch's own larger operations, too."""
+
 
 def gaussians(words: Tensor) -> Tensor:
     """`[2m]` float64 independent standard Gaussians: √(−ln U₁)·cos θ₁ + √(−ln U₂)·cos θ₂, then with sines.
@@ -69,7 +73,7 @@ class Loop:
             return self(F.pad(words, (0, self._lanes - pairs))).view(2, -1)[:, :pairs].reshape(-1)
         made = torch.empty(2 * pairs, dtype=torch.float64, device="cpu")
         work = Work(pairs, words.data_ptr(), made.data_ptr())
-        self._code.run(work, torch.get_num_threads())
+        self._code.run(work, min(torch.get_num_threads(), pairs // PAIRS_EACH) or 1)
         return made
 
 
