@@ -103,11 +103,37 @@ def test_rows_that_stand_for_nobody_add_nothing_even_where_they_are_no_numbers()
             return 1 / x
 
     features, labels = data(5)
+    features[4] = 0
     used = engine(nn.Sequential(Inverse(), nn.Linear(40, 10)), ROWS)
-    assert used.norms(features, labels).isfinite().all()
-    assert used.weighted_sum(torch.ones(5)).isfinite().all()
+    assert used.norms(features, labels).isfinite().tolist() == [True] * 4 + [False]  # as those after it
+    assert used.weighted_sum(torch.tensor([1.0, 1, 1, 1, 0])).isfinite().all()
     assert len(used.norms(features[:0], labels[:0])) == 0
     assert used.weighted_sum(torch.ones(0)).norm() == 0
+
+
+def test_no_model_or_loss_sees_what_no_record_has() -> None:
+    """Rows of zeros would be a text without a word, and a class that is not there."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(8, 6), nn.Linear(6, 3)
+
+        def forward(self, words: Tensor) -> Tensor:
+            if (words == 0).all(1).any():
+                raise ValueError("a text without a word")
+            return self.out(self.embedding(words - 1).mean(1))
+
+    def from_one(outputs: Tensor, classes: Tensor) -> Tensor:
+        return cross_entropy(outputs, classes - 1)
+
+    words, classes = torch.arange(20).view(5, 4) % 8 + 1, torch.tensor([1, 2, 3, 1, 2])
+    model = Words()
+    padded, plain = (GradientEngine(model.requires_grad_(True), from_one, rows=rows) for rows in (ROWS, None))
+    torch.testing.assert_close(padded.norms(words, classes), plain.norms(words, classes))
+    weights = torch.linspace(0.1, 1, 5)
+    torch.testing.assert_close(padded.weighted_sum(weights), plain.weighted_sum(weights))
+    torch.testing.assert_close(padded.outputs(words), plain.outputs(words))
 
 
 def test_the_number_of_rows_follows_from_public_numbers() -> None:

@@ -20,7 +20,7 @@ from equidp.gradients.precision import refuse_around, refuse_short_products
 from equidp.gradients.probe import SEVERAL, look_again, probe
 from equidp.gradients.recording import Recorder, Recordings
 from equidp.gradients.refusals import Trained
-from equidp.gradients.shape import FixedRows, padded
+from equidp.gradients.shape import FixedRows, padded, weighed_nothing
 from equidp.gradients.used import of_others
 
 LOOKS_APART = 61
@@ -228,7 +228,7 @@ class GradientEngine:
         return self.padded(features if len(features) else features.new_zeros(1, *features.shape[1:]))
 
     def padded(self, values: Tensor) -> Tensor:
-        """`[b, …]` and rows of zeros up to the public number of rows, where there is one."""
+        """`[b, …]` and more rows up to the public number of rows, where there is one."""
         return values if self.rows is None else padded(values, self.rows)
 
     def plain_sum(
@@ -240,8 +240,9 @@ class GradientEngine:
         """
         if not padded:
             return self.passes.plain_sum(features, labels, owners=owners, views=views)
-        weights = self.padded(torch.ones(len(labels), device=self.device))
-        return self.passes.plain_sum(self.padded(features), self.padded(labels), weights=weights)
+        longer = self.padded(labels)
+        weights = weighed_nothing(torch.ones(len(labels), device=self.device), len(longer))
+        return self.passes.plain_sum(self.padded(features), longer, weights=weights)
 
     def flatten(self) -> Tensor:
         """`[d]`: a copy of the current parameters."""

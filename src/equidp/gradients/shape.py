@@ -75,13 +75,25 @@ def warn_of_rounding_by_place() -> None:
 
 
 def padded(values: Tensor, rows: int) -> Tensor:
-    """`values` and rows of zeros up to the next multiple of `rows`; as it is where nothing is missing."""
+    """`values` and more rows up to the next multiple of `rows`; as it is where nothing is missing.
+
+    On a CPU the last row again: models and losses need not take what no record has (classes from 1, a text without a
+    word). On a GPU zeros: a text without a word keeps a mask in place whoever else is there, and without one attention
+    has another kernel.
+    """
     missing = -len(values) % rows
     if not missing:
         return values
     longer = values.new_zeros(len(values) + missing, *values.shape[1:])
     longer[: len(values)].copy_(values)
+    if values.is_cpu:
+        longer[len(values) :].copy_(values[-1:])
     return longer
+
+
+def weighed_nothing(weights: Tensor, rows: int) -> Tensor:
+    """Weights `[b]` and zeros up to `[rows]`."""
+    return torch.cat([weights, weights.new_zeros(rows - len(weights))])
 
 
 class FixedRows:
@@ -111,5 +123,5 @@ class FixedRows:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """As of the passes."""
         if len(weights) == self._found < self._weights:
-            weights = padded(weights, self._weights)
+            weights = weighed_nothing(weights, self._weights)
         return self.passes.weighted_sum(weights)
