@@ -38,7 +38,8 @@ chunk, and every row above the expected number costs its share in every step. Wh
 
 EIGHTS, VECTORS = 8, 32
 """Rows of a pass come in so many, on a GPU and on a CPU: there two vectors of 16 floats, which are filled whatever a
-record's width is, and whole blocks of rows on each thread."""
+record's width is, and whole blocks of rows. On several threads, each with a part of large layers, a part that is no
+multiple of 32 values still ends with some that fill none."""
 
 MOST = (1 << 16) - 8
 """Programs that CUDA starts along the axis on which kernels have records: 65,535, in eights."""

@@ -54,7 +54,7 @@ class Trainer(Noising):
         learning_rate: of the update, which is post-processing of the noisy mean.
         optimizer: a name, or a `Descent` with settings and a schedule. The attribute `optimizer` is torch's: unless
             there is a schedule, one of torch's may lead its rate; another of `engine.parameters` may take its place.
-        physical_batch_size: at most so many units in memory at once (on a GPU records); None for the whole batch.
+        physical_batch_size: at most so many units in memory at once (with public rows: records); None for all.
         precision: `bf16` runs the model under autocast, on a GPU; norms and sums stay in float32.
         new_recorder: records whole steps (`recorded.py`), or at least the model's passes (`recording.py`), to replay
             them; None: they are computed afresh.

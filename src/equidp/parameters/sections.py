@@ -240,7 +240,8 @@ class TrainingSettings(Block):
     devices: Annotated[int, Field(ge=1)] = 1
     """Processes of data-parallel training."""
     physical_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """The most units, with all their views, in memory at once; it changes the result by rounding only."""
+    """The most units (on a GPU and in a secure run records), with all their views, in memory at once; it changes the
+    result by rounding only."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16` runs the model in mixed precision, on a GPU; norms and sums stay in float32."""
     cuda_graphs: bool | None = None
