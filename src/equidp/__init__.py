@@ -9,7 +9,7 @@ for _name in ("KEDRO_DISABLE_TELEMETRY", "MLFLOW_DISABLE_TELEMETRY"):
 
 # MKL rounds a row of a small product by where in memory it begins, unless told otherwise before it computes anything:
 # one record less would then move all after it in its batch (`gradients/shape.py`).
-os.environ.setdefault("MKL_CBWR", "AUTO")
+os.environ["MKL_CBWR"] = os.environ.get("MKL_CBWR") or "AUTO"  # empty is as if it were not set
 
 
 def quiet() -> None:

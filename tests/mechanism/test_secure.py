@@ -409,7 +409,7 @@ def thresholds() -> tuple[nn.Module, Tensor, float]:
     [
         ("dpsgd_f", "base_clip_norm", None),
         ("dpsgd_quantile", "clip_norm", None),
-        ("dpsgd_quantile", "clip_norm", 8),
+        ("dpsgd_quantile", "clip_norm", 32),
         ("dpsgd_global", "strict_clip_norm", None),
     ],
 )

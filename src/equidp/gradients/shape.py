@@ -55,8 +55,8 @@ def public_rows(batch_size: float, physical: int | None, *, on_cpu: bool = False
 
 
 def in_vectors(rows: int) -> int:
-    """So many rows or fewer, for passes on a CPU: 32, 64, 96, …, or 1, 2, 4, 8, 16."""
-    return rows // VECTORS * VECTORS or 1 << rows.bit_length() - 1
+    """So many rows or fewer, in whole vectors, but 32 at least: for passes on a CPU."""
+    return max(rows // VECTORS, 1) * VECTORS
 
 
 @lru_cache(maxsize=1)  # told once; it is set once and for all when MKL first computes

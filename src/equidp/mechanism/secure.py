@@ -25,7 +25,7 @@ that sensitivity is at most Δ + g·√d. The noise is made for Δ' = Δ + 2g·�
 are charged as the largest a²/σ² + h²/σ_1² = M that a record causes (`SideRelease.joint_noise`), a record may move each
 by a share r = g·√d/Δ more than a and h, and (a + r)²/σ² + (h + r)²/σ_1² ≤ M·(1 + √2·r)² since 1/σ², 1/σ_1² ≤ M. With g
 ≤ Δ·2⁻¹⁶/√d this costs 3·10⁻⁵ of noise. The 2²⁵⁶ choices of four integers fall on pairs of Z: with d ≤ 10⁹ and σ ≤ 100,
-each pair within six standard deviations of 0 comes about in more than 2¹⁵⁰ ways.
+each pair no longer than six standard deviations comes about in more than 2¹⁵⁰ ways.
 Turning the released number into float32 afterwards is post-processing too. The noise ends at 13.3 standard deviations,
 beyond which a true Gaussian has mass 2·10⁻⁴⁰.
 

@@ -241,7 +241,7 @@ class TrainingSettings(Block):
     """Processes of data-parallel training."""
     physical_batch_size: Annotated[int, Field(ge=1)] | None = None
     """The most units (on a GPU and in a secure run records), with all their views, in memory at once; it changes the
-    result by rounding only."""
+    result by rounding only. A secure run on a CPU takes a multiple of 32, and 32 at least."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16` runs the model in mixed precision, on a GPU; norms and sums stay in float32."""
     cuda_graphs: bool | None = None

@@ -94,7 +94,8 @@ def make_private(
         ledger: of the same run before it was interrupted; None: an empty one.
         seed: of a run that others may repeat, noise included; None: noise and batches of a cryptographic generator.
         device: `auto`, `cpu` or `cuda`.
-        physical_batch_size: most units at once; None: all, or what a GPU's memory holds.
+        physical_batch_size: most units at once, on a CPU without a seed in multiples of 32; None: all, or what a GPU's
+            memory holds.
         precision: `bf16` runs the model under autocast, on a GPU; norms and sums stay in float32.
 
     Raises:
