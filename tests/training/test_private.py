@@ -565,3 +565,25 @@ def test_planning_another_run_seeds_no_generator_that_a_run_of_this_process_draw
     plan_run(algorithm_settings("dpsgd_f").build(), units=300, groups=2, privacy=privacy, training=training)
     assert not seeded
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Fed(nn.Module):
+    """Refuses a record of zeros, as a text without a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        assert bool(features.any(1).all()), "a record of zeros"
+        outputs: Tensor = self.line(features)
+        return outputs
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("name", ["dpsgd", "dpsgd_f", "dpsgd_minimax"])
+def test_an_empty_batch_fails_in_no_model_as_the_failure_would_tell_of_it(name: str, seed: int | None) -> None:
+    trainer = make_private(Fed(), (FEATURES, LABELS), LOSS, algorithm=name, classes=2, seed=seed, **ASKED)
+    trainer.random.bernoulli = lambda probability, size: torch.zeros(size, dtype=torch.bool)  # type: ignore[method-assign]
+    trainer.run_steps(2)
+    assert sum(event.count for event in trainer.ledger.events) == 2
