@@ -127,6 +127,25 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["signal", "error"])
+def test_ranks_that_are_told_to_stop_end_at_once_and_not_when_the_launcher_kills_them(tmp_path, how):
+    stopped_at: list[float] = []
+
+    def stop(epoch: int) -> None:
+        if epoch == 4:
+            stopped_at.append(time.monotonic())
+            if how == "error":
+                raise EquidpError("No figures.")
+            stop_us(epoch)
+
+    with pytest.raises(EquidpError, match="Stopped by SIGTERM" if how == "signal" else "No figures"):
+        train(tmp_path, at_epoch=stop)
+
+    assert time.monotonic() - stopped_at[0] < 20  # torch's launcher kills after 30
+    assert (tmp_path / CHECKPOINT_FILE).exists()
+
+
+@pytest.mark.slow
 def test_of_a_rank_that_was_killed_the_error_tells_and_no_traceback_of_the_others(tmp_path, capfd):
     def kill_the_first(epoch: int) -> None:
         ranks = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
