@@ -153,3 +153,14 @@ def project(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("EQUIDP_RAW_DIR", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return folder
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """As many threads of torch's."""
+    import torch  # not for tests that need none
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

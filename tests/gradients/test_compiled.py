@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from equidp.gradients.windows import Kernel
 from equidp.system import machine_code
 from equidp.system.machine_code import Registers, openmp, registers_here
 
-if openmp() is None or registers_here() is None:
+if registers_here() is None:
     pytest.skip("no compiled code on this machine", allow_module_level=True)
 
 SHAPES = [
@@ -33,15 +32,6 @@ SHAPES = [
     Kernel((1, 1), (1, 1), (1, 1), (9, 33)),
     Kernel((1, 5), (1, 1), (1, 1), (7, 1)),
 ]
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """As many threads of torch's."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def batch(kernel: Kernel, records: int = 7, calls: int = 1, size: tuple[int, int] = (17, 18)) -> list[list[Tensor]]:
@@ -64,7 +54,7 @@ def gradients_of(kernel: Kernel, images: list[Tensor], backprops: list[Tensor]) 
 @pytest.mark.parametrize("registers", [Registers(16, 8), Registers(8, 6), Registers(4, 8)], ids=str)
 @pytest.mark.parametrize("kernel", SHAPES, ids=str)
 def test_every_geometry_equals_unfolding_whatever_the_vectors(kernel, registers) -> None:
-    made = Code(kernel, registers, openmp() or {})
+    made = Code(kernel, registers)
     for calls in (1, 2):
         equals_unfolding(made, kernel, calls)
 
@@ -113,8 +103,6 @@ LOADED = """
 import torch
 from equidp.gradients.compiled import gradients_of
 from equidp.gradients.windows import Kernel
-from equidp.system import machine_code
-from equidp.system.machine_code import Registers, openmp, registers_here
 
 torch.manual_seed(0)
 torch.set_num_threads(3)
@@ -264,13 +252,14 @@ def test_room_that_is_not_its_own_is_refused_before_the_code_writes(wanted) -> N
 @pytest.mark.parametrize("lacking", ["openmp", "registers_here"])
 def test_a_machine_without_openmp_or_known_registers_leaves_gradients_to_torch(lacking, monkeypatch) -> None:
     kernel = Kernel((2, 3), (1, 1), (1, 1), (2, 7))
-    monkeypatch.setattr(code, lacking, lambda: None)
+    monkeypatch.setattr(machine_code if lacking == "openmp" else code, lacking, lambda: None)
     if lacking == "openmp":  # where llvmlite is not installed either
         monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
-        registers_here.cache_clear()
-    code_for.cache_clear()
+    for known in (registers_here, code_for):
+        known.cache_clear()
     assert compiled.gradients_of(kernel, *map(rows, batch(kernel))) is None
-    code_for.cache_clear()
+    for known in (registers_here, code_for):
+        known.cache_clear()
 
 
 def test_an_environment_without_the_compiler_is_told_what_to_do(monkeypatch) -> None:

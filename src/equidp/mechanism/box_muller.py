@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from equidp.system.machine_code import MachineCode, Program, openmp, registers_here
+from equidp.system.machine_code import MachineCode, Program, registers_here
 
 HALF, UNIT = 0.5, 2.0**-63
 """A signed integer w gives U = (|w| + ½)·2⁻⁶³ in (0, 1], with 53 significant bits however small, and θ = w·π·2⁻⁶³ in
@@ -57,8 +57,8 @@ def _by_torch(words: Tensor) -> Tensor:
 class Loop:
     """The same compiled. Arguments as of `Writer`."""
 
-    def __init__(self, lanes: int, functions: dict[str, Any], openmp: Any) -> None:
-        self._lanes, self._code = lanes, MachineCode(Writer(lanes, functions), openmp, functions)
+    def __init__(self, lanes: int, functions: dict[str, Any]) -> None:
+        self._lanes, self._code = lanes, MachineCode(Writer(lanes, functions), functions)
 
     def __call__(self, words: Tensor) -> Tensor:
         """Arguments and result as of `gaussians`.
@@ -140,10 +140,11 @@ class Writer(Program):
 @lru_cache(maxsize=1)
 def compiled_loop() -> Loop | None:
     """The loop for this processor; None where the machine or its C library has none."""
-    found = openmp()
-    registers = None if found is None else registers_here()
-    functions = None if registers is None else vector_functions(registers.lanes // 2)
-    return None if functions is None or registers is None else Loop(registers.lanes // 2, functions, found)
+    if (registers := registers_here()) is None:
+        return None
+    lanes = registers.lanes // 2
+    functions = vector_functions(lanes)
+    return None if functions is None else Loop(lanes, functions)
 
 
 def vector_functions(lanes: int) -> dict[str, Any] | None:

@@ -50,17 +50,19 @@ def openmp() -> Mapping[str, Any] | None:
 
 @lru_cache(maxsize=1)
 def registers_here() -> Registers | None:
-    """This processor's; None where it has no fused multiply-adds of vectors.
+    """This processor's; None where it has no fused multiply-adds of vectors, or nothing is compiled.
 
     Raises:
         EquidpError: without llvmlite. torch's operations would round sums differently without any sign of it.
     """
+    if openmp() is None:  # llvmlite is not asked for on other systems
+        return None
     try:
         import llvmlite.binding as llvm
     except ImportError as error:
         raise EquidpError(
-            f"Code is compiled with llvmlite, which cannot be imported ({error}): install the "
-            "project again (pip install -e .), which brings it."
+            f"Code is compiled with llvmlite, which cannot be imported ({error}): install the project again "
+            "(pip install -e .), which brings it."
         ) from error
 
     features = llvm.get_host_cpu_features()
@@ -70,21 +72,22 @@ def registers_here() -> Registers | None:
 
 
 class MachineCode:
-    """A compiled program.
+    """A compiled program, where there are `registers_here`.
 
     Args:
         program: what to compile.
-        openmp: what `openmp` found.
         functions: addresses of further functions it calls, by name.
     """
 
-    def __init__(self, program: Program, openmp: Mapping[str, Any], functions: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, program: Program, functions: Mapping[str, Any] | None = None) -> None:
         import llvmlite.binding as llvm
 
-        self._parallel = openmp["GOMP_parallel"]
+        found = openmp()
+        assert found is not None
+        self._parallel = found["GOMP_parallel"]
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        for name, function in {**{name: openmp[name] for name in ASKED}, **(functions or {})}.items():
+        for name, function in {**{name: found[name] for name in ASKED}, **(functions or {})}.items():
             llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
         module = llvm.parse_assembly(str(program.module))
         module.verify()

@@ -9,9 +9,8 @@ takes a tenth of a second; vectors are as wide as the processor's.
 A tile takes its pixels in one order, by fused multiply-adds, whoever asks and wherever in the batch a record stands:
 the weighted sum is, to the last bit, one of the gradients that norms were taken of.
 
-The work is shared out to the threads that torch keeps for its own operations, so there are never more than it is set
-to use: records for their norms, tiles for a sum, which adds records in their order whatever the threads. That, and what
-was measured, confines this to Linux on x86-64; elsewhere torch's operations do it (`windows.py`).
+The work is shared out to torch's threads (`system/machine_code.py`): records for their norms, tiles for a sum, which
+adds records in their order whatever the threads. Where nothing is compiled, torch's operations do it (`windows.py`).
 """
 
 from __future__ import annotations

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from equidp.gradients.compiled.writer import ADDRESSES, SIZES, Writer
 from equidp.gradients.windows import Kernel
-from equidp.system.machine_code import MachineCode, Registers, openmp, registers_here
+from equidp.system.machine_code import MachineCode, Registers, registers_here
 
 
 class Work(ctypes.Structure):
@@ -74,10 +73,10 @@ class Operands:
 
 
 class Code:
-    """The machine code of one geometry, for a processor's registers and what `openmp` found."""
+    """The machine code of one geometry, for a processor's registers."""
 
-    def __init__(self, kernel: Kernel, registers: Registers, openmp: Mapping[str, Any]) -> None:
-        self.kernel, self._code = kernel, MachineCode(Writer(kernel, registers), openmp)
+    def __init__(self, kernel: Kernel, registers: Registers) -> None:
+        self.kernel, self._code = kernel, MachineCode(Writer(kernel, registers))
 
     def run(self, operands: Operands, **wanted: Tensor | None) -> None:
         """Fill what is wanted, by its name in `Work`."""
@@ -87,6 +86,5 @@ class Code:
 @lru_cache(maxsize=256)
 def code_for(kernel: Kernel) -> Code | None:
     """The code for a geometry; None where this machine has none."""
-    found = openmp()
-    registers = None if found is None else registers_here()  # llvmlite is not asked for on other systems
-    return None if found is None or registers is None else Code(kernel, registers, found)
+    registers = registers_here()
+    return None if registers is None else Code(kernel, registers)
