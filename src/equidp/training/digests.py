@@ -53,8 +53,11 @@ def fingerprint(records: Records, *, viewed: bool = False) -> str:
     return digest.hexdigest()
 
 
-def initial_state(network: nn.Module) -> str:
-    """sha256 of layers, initial weights and buffers: a file of weights is a setting by its content."""
+def initial_state(network: nn.Module, *, trained: bool = True) -> str:
+    """sha256 of layers, initial weights and buffers: a file of weights is a setting by its content.
+
+    Without `trained` of trained parameters only what they are: a training may give them other values first.
+    """
     digest = hashlib.sha256(str(network).encode())
     # the standardisation's constants too, and tensors that a layer keeps as none of these
     plain = [
@@ -65,7 +68,8 @@ def initial_state(network: nn.Module) -> str:
     ]
     for name, value in (*network.named_parameters(), *network.named_buffers(), *plain):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} {value.requires_grad}".encode())
-        digest.update(content(value))
+        if trained or not value.requires_grad:
+            digest.update(content(value))
     return digest.hexdigest()
 
 

@@ -121,12 +121,23 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
             "target": (schema.task, *schema.bounds) if schema.bounds else None,
             "class_weights": class_weights(training, split.train),
         }
+        if peers is not None:  # what a checkpoint keeps of each record lies on its rank, which an earlier version chose
+            data["ranks"] = "by identity"
         # what others' code keeps beside `remembered` and buffers is gone after a crash: it would give another sum. And
         # whether a new recording repeats an old one was not tried on a GPU
         code = f"{CODE_DIGEST[:16]}{added[:16]}"
         keeper = _keeper(request, request.workplace, data, at_once, code=code, repeating=not (graphs or added))
     try:
-        others = [] if peers is None else _others_of(peers, random, CODE_DIGEST + added)
+        others: list[str] = []
+        if peers is not None:
+            refuse_other_code(peers, added)
+            # rank 0 tells the trained weights, and no others: another machine may have another file of these
+            peers.refuse_unlike(
+                initial_state(network, trained=False),
+                "has another model than rank 0: layers, frozen weights or buffers differ. Give all machines the same "
+                "files of weights.",
+            )
+            others = peers.gather(life_of(random))[1:]
         ledger: Ledger = keeper.ledger(random, others) if keeper else Ledger()
         ids, names = groups_of(algorithm, train, request.grouping)
         population = Population(train, ids, by_unit=privacy.by_unit)
@@ -269,20 +280,20 @@ def tell_parameters(name: str, network: nn.Module) -> None:
     logger.info("%s trains %s of the model's %s parameters.", name, f"{trained:,}", f"{whole:,}")
 
 
-def _others_of(peers: Peers, random: RandomSource, own: str) -> list[str]:
-    """`life_of` of the other ranks, on rank 0, which runs the code `own`.
+def refuse_other_code(peers: Peers, added: str = "") -> None:
+    """Refuse a rank whose code, installed on another machine, is other: its bounds may not be those that ε is of.
+
+    Args:
+        added: digest of the packages that add the algorithm or the model.
 
     Raises:
-        EquidpError: where one runs other code, installed on another machine: its bounds may not be those that ε is of.
+        EquidpError: on every rank.
     """
-    seen = peers.gather((life_of(random), own))
-    for rank, (_, code) in enumerate(seen):
-        if code != own:
-            raise EquidpError(
-                f"Rank {rank} runs another version of equidp, of {', '.join(LIBRARIES)}, or of a package that adds the "
-                "algorithm or the model, than rank 0: install the same on all machines."
-            )
-    return [life for life, _ in seen[1:]]
+    peers.refuse_unlike(
+        CODE_DIGEST + added,
+        f"runs another version of equidp, of {', '.join(LIBRARIES)}, or of a package that adds the algorithm or the "
+        "model, than rank 0: install the same on all machines.",
+    )
 
 
 def device_of(training: TrainingSettings) -> torch.device:

@@ -6,23 +6,27 @@ would do on another rank, or whose coins a third rank continues with, can be loo
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.training.ranks.ranks import RECORDS, ready
-from torch import Tensor
+from tests.training.ranks.ranks import DIMENSION, RECORDS, ready, toy
+from torch import Tensor, nn
 
+from equidp.data.membership import identified
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import Trainer
 from equidp.system.installed import CODE_DIGEST
-from equidp.training import Prepared
+from equidp.training import Prepared, preparation
 from equidp.training.checkpoint import life_of, repeats
+from equidp.training.digests import initial_state
 from equidp.training.ranks import launch as launching
 from equidp.training.ranks import peers as peers_module
 from equidp.training.ranks.peers import Peers
@@ -34,17 +38,14 @@ OWN = ("random", "global_random", "sampling", "contributing")
 
 
 class Played(Peers):
-    """One of three ranks; `told` is what rank 0 has said, in its order, `lives` and `codes` are the others'."""
+    """One of three ranks; `told` is what rank 0 has said, in its order.
 
-    def __init__(
-        self,
-        rank: int,
-        told: list[Any],
-        lives: tuple[str, ...] = ("beside it", "beside it"),
-        codes: tuple[str, ...] = (CODE_DIGEST, CODE_DIGEST),
-    ) -> None:
+    `instead` gives what rank 2 would tell rank 0 in place of its own value, by that value.
+    """
+
+    def __init__(self, rank: int, told: list[Any], instead: Mapping[Any, Any] | None = None) -> None:
         self.rank, self.size, self.device = rank, RANKS, torch.device("cpu")
-        self.told, self.heard, self.others = told, 0, tuple(zip(lives, codes, strict=True))
+        self.told, self.heard, self.instead = told, 0, instead or {}
 
     def _tell(self, value: Any) -> Any:
         if self.first:
@@ -62,7 +63,7 @@ class Played(Peers):
         raise AssertionError("an exact total would be on every rank")
 
     def gather(self, value: Any) -> list[Any]:
-        return [value, *self.others] if self.first else []
+        return [value, value, self.instead.get(value, value)] if self.first else []
 
 
 def all_ranks(name: str, **changes: Any) -> list[Prepared]:
@@ -108,15 +109,16 @@ def test_every_rank_has_a_seed_of_its_own() -> None:
 def test_a_life_is_that_of_all_ranks(tmp_path: Path) -> None:
     """One rank on another machine: what it adds rounds otherwise, and noise is drawn anew, on every rank."""
     renewed, drawn = [], []
-    for lives in (("here", "here"), ("here", "here"), ("here", "elsewhere")):
+    here = life_of(SeededRandom(5, "cpu"))
+    for last in (here, here, "elsewhere"):
         told: list[Any] = []
-        first = ready("dpsgd", 6, Played(0, told, lives), workplace=tmp_path, resume=True)
-        last = ready("dpsgd", 6, Played(2, told), workplace=tmp_path, resume=True)
+        first = ready("dpsgd", 6, Played(0, told, {here: last}), workplace=tmp_path, resume=True)
+        third = ready("dpsgd", 6, Played(2, told), workplace=tmp_path, resume=True)
         assert first.keeper is not None
         first.trainer.run_steps(1)
         first.keeper.close()
         renewed.append(first.keeper.renewed)
-        drawn.append((last.trainer.random.uniform(5).tolist(), torch.rand(5).tolist(), last.trainer.random.renewed))
+        drawn.append((third.trainer.random.uniform(5).tolist(), torch.rand(5).tolist(), third.trainer.random.renewed))
     assert renewed == [0, 0, 3]
     assert drawn[0] == drawn[1]
     assert drawn[2][2]
@@ -126,10 +128,27 @@ def test_a_life_is_that_of_all_ranks(tmp_path: Path) -> None:
 
 def test_a_rank_of_other_code_is_refused(tmp_path: Path) -> None:
     """Another machine's version may bound records otherwise than the ledger says, or round a step done again."""
-    codes = (CODE_DIGEST, "of another version")
+    told: list[Any] = []
     with pytest.raises(EquidpError, match=r"Rank 2 runs another version of equidp, of .* install the same"):
-        ready("dpsgd", 6, Played(0, [], codes=codes), workplace=tmp_path)
+        ready("dpsgd", 6, Played(0, told, {CODE_DIGEST: "of another version"}), workplace=tmp_path)
+    with pytest.raises(EquidpError, match="Rank 2 runs another version"):  # on the other machine, too
+        ready("dpsgd", 6, Played(2, told))
     ready("dpsgd", 6, Played(0, []), workplace=tmp_path).keeper.close()  # whose folder was let go
+
+
+def test_a_rank_with_other_frozen_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine may have another file of them: rank 0 tells the trained ones alone, and compares these alone."""
+
+    def model(weight: float) -> nn.Module:
+        frozen = nn.Linear(DIMENSION, DIMENSION, bias=False).requires_grad_(False)
+        nn.init.constant_(frozen.weight, weight)
+        return nn.Sequential(frozen, nn.Linear(DIMENSION, 2))  # whose weights are random
+
+    monkeypatch.setattr(preparation, "make_model", lambda *asked: model(1.0))
+    one, again, other = (initial_state(model(weight), trained=False) for weight in (1.0, 1.0, 2.0))
+    with pytest.raises(EquidpError, match=r"Rank 2 has another model than rank 0.*the same files of weights"):
+        ready("dpsgd", 6, Played(0, [], {one: other}))
+    ready("dpsgd", 6, Played(0, [], {one: again}))
 
 
 def test_sums_of_several_gpus_are_not_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +181,26 @@ def test_renewed_streams_are_known_to_be() -> None:
 def test_all_records_are_somebodys_and_nobodys_twice() -> None:
     shards = [found.trainer.population.records.features for found in all_ranks("dpsgd")]
     assert len(torch.cat(shards).unique(dim=0)) == sum(map(len, shards)) == RECORDS
+
+
+@pytest.mark.parametrize("by_unit", [False, True])
+def test_one_record_less_leaves_all_others_on_their_ranks(by_unit: bool) -> None:
+    """Another rank may round otherwise, on another machine, and has other random views of them in a secure run."""
+    whole = identified(dataclasses.replace(toy().train, unit=torch.arange(RECORDS) // 3))
+    assert whole.unit_identity is not None
+    spoilt = whole.unit_identity.clone()
+    spoilt[::3] += 1  # a source of one's own may say so of some of a unit's records
+    for some in (whole, dataclasses.replace(whole, unit_identity=spoilt)):
+        shards = []
+        for records in (some, some.take(torch.arange(3, RECORDS))):
+            shards.append([Played(rank, []).shard(records, by_unit=by_unit) for rank in range(RANKS)])
+        places = [{tuple(x): r for r, part in enumerate(one) for x in part.features.tolist()} for one in shards]
+        assert len(places[0]) == RECORDS
+        assert len(places[1]) == RECORDS - 3
+        assert places[1].items() <= places[0].items()
+        assert set(places[0].values()) == set(range(RANKS))
+        units = [set(part.unit.tolist()) for part in shards[0]]
+        assert not by_unit or sum(map(len, units)) == RECORDS // 3
 
 
 def test_ranks_stay_at_home_before_they_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

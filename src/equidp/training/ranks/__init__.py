@@ -6,7 +6,7 @@
     evaluates after every epoch, logs               ←  rank 0 hands over weights and row, and waits
     reads weights, history, statement               ←  rank 0 writes them, checkpoints and the ledger too
 
-What makes it the same mechanism as on one process: units are divided among the ranks by position, and each is still
+What makes it the same mechanism as on one process: a unit's own identity says which rank it is on, and each is still
 drawn on its own coin, from its own rank's stream. Sums (of weighted gradients, of a side statistic, of whatever a part
 reduces) come together on rank 0, which adds the noise and sends the *noised* value to all; the other ranks never hold
 an exact total (but those of `training.diagnostics`). Whatever decides about a step (an acceptance's coin, a public

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equidp.data.records import Records
+from equidp.errors import EquidpError
 from equidp.mechanism.noise import RandomSource, Stream, derived_seed
 from equidp.mechanism.states import moved
 from equidp.training.ranks.job import STORE
@@ -103,13 +104,28 @@ class Peers:
         dist.gather_object(value, gathered if self.first else None, dst=0, group=self._control)
         return gathered
 
+    def refuse_unlike(self, value: Any, otherwise: str) -> None:
+        """Raise EquidpError on every rank, "Rank r …", where one has another value than rank 0."""
+        other = next((rank for rank, its in enumerate(self.gather(value)) if its != value), None)
+        if (other := self.object_from_first(other)) is not None:
+            raise EquidpError(f"Rank {other} {otherwise}")
+
     def shard(self, records: Records, *, by_unit: bool) -> Records:
-        """This rank's records: every so-many-th unit, with all records of it."""
-        unit = torch.arange(len(records))
+        """This rank's records: all of a unit, or none, as the unit's own identity says.
+
+        So one record less leaves the others where they are. Dealt out in turn, all after it would go to another rank:
+        one that may round otherwise, and in a secure run has other views of them. Records without identities are.
+        """
+        identity = records.unit_identity if by_unit else records.identity
+        number = torch.arange(len(records)) if identity is None else identity[:, 0]
         if by_unit:
             assert records.unit is not None
-            unit = torch.unique(records.unit, return_inverse=True)[1]
-        return records.take(unit % self.size == self.rank)
+            units, unit = torch.unique(records.unit, return_inverse=True)
+            if identity is None:
+                number = unit
+            else:  # one for all records of a unit, whatever a source says of each
+                number = units.scatter_reduce(0, unit, number, "amin", include_self=False)[unit]
+        return records.take(number % self.size == self.rank)
 
     def seed(self, seed: int) -> int:
         """This rank's seed. Rank 0 keeps the run's, so noise and decisions are those of a run on one process."""

@@ -30,7 +30,7 @@ from equidp.mechanism.trainer import EpochCallback
 from equidp.models import weights_of
 from equidp.system.files import replacing
 from equidp.training.conclusion import conclude
-from equidp.training.preparation import prepare
+from equidp.training.preparation import prepare, refuse_other_code
 from equidp.training.ranks.job import FAILURE, HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS
 from equidp.training.ranks.peers import Peers, at_home
 from equidp.training.ranks.trainer import FollowedError
@@ -116,6 +116,7 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
         # rank 0 decides when to stop, and takes the others along
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+    refuse_other_code(peers)  # which may not know these settings
     train = storage.load(folder / TRAIN)
     public = storage.load(folder / PUBLIC) if (folder / PUBLIC).exists() else train.take(torch.arange(0))
     split = Split(train, train.take(torch.arange(0)), public)
