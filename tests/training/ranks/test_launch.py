@@ -36,7 +36,7 @@ from equidp.system.workplace import CHECKPOINT_FILE
 from equidp.training import Trained, TrainingRequest, plan_run, train_model
 from equidp.training.ranks import __main__ as lending
 from equidp.training.ranks import launch as launching
-from equidp.training.ranks.job import MEETING, STORE
+from equidp.training.ranks.job import MEETING, STORE, TRAIN
 from equidp.training.ranks.launch import Machines, _answer_one
 from equidp.training.ranks.peers import stay_at_home
 from equidp.training.ranks.worker import _ending_with_starter
@@ -90,7 +90,7 @@ def listening() -> set[tuple[int, str, int]]:
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory):
     """A training that lost a rank, was stopped after it was resumed, and then ended: what was told and seen of it."""
-    place, rows, heard, before = tmp_path_factory.mktemp("lives"), [], [], listening()
+    place, rows, heard, records, before = tmp_path_factory.mktemp("lives"), [], [], [], listening()
     (temporary := place / "temporary").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(temporary))
@@ -99,10 +99,15 @@ def lives(tmp_path_factory):
         kept, handler = (place / CHECKPOINT_FILE).exists(), signal.getsignal(signal.SIGTERM)
         with pytest.raises(EquidpError) as stopped:
             train(place, resume=True, at_epoch=stop_us, rows=rows)
-        ended = train(place, resume=True, at_epoch=lambda epoch: heard.extend(listening() - before), rows=rows)
+
+        def look(epoch: int) -> None:
+            heard.extend(listening() - before)
+            records.extend(temporary.rglob(TRAIN))
+
+        ended = train(place, resume=True, at_epoch=look, rows=rows)
     return SimpleNamespace(
         killed=killed.value, kept=kept, handler=handler, stopped=stopped.value, ended=ended, rows=rows, heard=heard,
-        left=list(temporary.glob("torchelastic*")),
+        records=records, left=list(temporary.glob("torchelastic*")),
     )  # fmt: skip
 
 
@@ -124,6 +129,12 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
     sizes = lives.ended.history["size"]
     assert sizes.nunique() == EPOCHS
     assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
+
+
+@pytest.mark.slow
+def test_no_copy_of_the_records_is_on_disk_while_ranks_train(lives):
+    """It would outlive whoever is killed, in a folder that other machines may share."""
+    assert lives.records == []
 
 
 @pytest.mark.slow

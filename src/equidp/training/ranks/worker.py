@@ -123,11 +123,12 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
     request = TrainingRequest.from_dict(job)
     with fixed_order(request.training.deterministic, peers.device):
         prepared = prepare(request, split, peers)
+        if peers.first:  # all have their records: a copy would outlive whoever is killed
+            (folder / TRAIN).unlink(missing_ok=True)
         with _evaluating(job["evaluated_at"] if peers.first else None) as on_epoch:
             rows = prepared.run(on_epoch, progress=job["progress"])
     if peers.first:
         trained = conclude(prepared, rows)
-        (folder / TRAIN).unlink(missing_ok=True)  # all have read it; results, or what failed, may need its room
         with replacing(folder / WEIGHTS) as part:
             save_file(trained.weights, part)
         with replacing(folder / HISTORY) as part:
