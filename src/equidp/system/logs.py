@@ -16,14 +16,20 @@ WIDTH = 100
 
 @contextmanager
 def held_back(name: str, *, below: int) -> Iterator[None]:
-    """During the block the logger `name` prints only messages of the level `below` and above."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(below)
+    """During the block the logger `name` prints only messages of the level `below` and above.
+
+    So do those beneath it that are there: torch gives each of its own a level of its own.
+    """
+    known = list(logging.root.manager.loggerDict.items())
+    beneath = [one for its, one in known if its.startswith(f"{name}.") and isinstance(one, logging.Logger)]
+    before = [(one, one.level) for one in (logging.getLogger(name), *beneath)]
+    for logger, level in before:
+        logger.setLevel(max(level, below))
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in before:
+            logger.setLevel(level)
 
 
 def terminal() -> Console:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -12,7 +14,10 @@ from equidp.mechanism.trainer import EpochCallback
 from equidp.training.conclusion import Trained, conclude
 from equidp.training.networks import make_model
 from equidp.training.preparation import device_of, prepare
+from equidp.training.ranks.job import NODES
 from equidp.training.request import TrainingRequest
+
+logger = logging.getLogger(__name__)
 
 
 def train_model(
@@ -28,6 +33,8 @@ def train_model(
     """
     training = request.training
     if training.devices == 1:
+        if os.environ.get(NODES, "1") != "1":
+            logger.warning("%s is set, and training.devices is 1: this machine trains alone, and others wait.", NODES)
         with fixed_order(training.deterministic, device_of(training)):
             prepared = prepare(request, split)
             return conclude(prepared, prepared.run(on_epoch, progress=progress))

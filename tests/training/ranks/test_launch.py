@@ -37,7 +37,7 @@ from equidp.training import Trained, TrainingRequest, plan_run, train_model
 from equidp.training.ranks import __main__ as lending
 from equidp.training.ranks import launch as launching
 from equidp.training.ranks.job import MEETING, STORE, TRAIN
-from equidp.training.ranks.launch import Machines, _answer_one
+from equidp.training.ranks.launch import Machines, _answer_one, _reason
 from equidp.training.ranks.peers import stay_at_home
 from equidp.training.ranks.worker import _ending_with_starter
 
@@ -373,6 +373,38 @@ def test_several_machines_divide_the_ranks(monkeypatch, tmp_path):
     monkeypatch.setenv("EQUIDP_NODES", "two")
     with pytest.raises(EquidpError, match="EQUIDP_NODES=two is no number of machines"):
         Machines.from_environment()
+    monkeypatch.delenv("EQUIDP_NODES")  # all ranks would be here, and the other machine wait
+    with pytest.raises(EquidpError, match="EQUIDP_RENDEZVOUS is set, and EQUIDP_NODES is not"):
+        Machines.from_environment()
+
+
+def test_ranks_that_cannot_be_divided_are_refused_before_another_machine_is_waited_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("EQUIDP_NODES", "2")
+    monkeypatch.setenv("EQUIDP_RENDEZVOUS", "there:1")
+    monkeypatch.setenv("EQUIDP_JOB_FOLDER", str(tmp_path / "job"))
+    job = {"training": {"device": "cpu"}, "plan": {"records": 9}}
+    with pytest.raises(EquidpError, match=r"training\.devices=3 cannot be divided among 2 machines: give a multiple"):
+        launching.train(job, SimpleNamespace(train=range(9)), 3, None)
+    assert not (tmp_path / "job").exists()
+
+
+def test_one_process_beside_machines_that_wait_for_it_is_told(monkeypatch, caplog):
+    monkeypatch.setenv("EQUIDP_NODES", "2")
+    algorithm, privacy = algorithm_settings("dpsgd").build(), PrivacySettings(noise_multiplier=1.0)
+    training = TrainingSettings(epochs=1, batch_size=8, learning_rate=0.5, device="cpu")
+    plan = plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training)
+    model = ModelSettings(name="logistic")
+    request = TrainingRequest(algorithm, plan, grouping="sex", model=model, privacy=privacy, training=training, seed=5)
+    train_model(request, toy(), progress=False)
+    assert "EQUIDP_NODES is set, and training.devices is 1: this machine trains alone, and others wait." in caplog.text
+
+
+def test_what_has_ended_elsewhere_is_told_by_the_machine_that_asked(tmp_path):
+    """Its folder has gone, and the error with it: what is above is at most a connection that was closed."""
+    failed = SimpleNamespace(get_first_failure=lambda: (1, SimpleNamespace(exitcode=1)))
+    job = {"training": {"devices": 2}, "workplace": None}
+    assert "Rank 1 of 2 failed; its error is above" in _reason(failed, tmp_path, job).message
+    assert "The machine that was asked for it says which" in _reason(failed, tmp_path / "gone", job).message
 
 
 @pytest.fixture

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from pathlib import Path
 
 from equidp.errors import EquidpError
 from equidp.system.files import replacing
-from equidp.training.ranks.job import ARRIVED, JOB
-from equidp.training.ranks.launch import FOLDER, POLL_SECONDS, Machines, is_address, launch
+from equidp.training.ranks.job import ARRIVED, FOLDER, JOB, report
+from equidp.training.ranks.launch import POLL_SECONDS, Machines, is_address, launch
+
+STOPPED = (
+    "Machine {} of {} (counted from 0) was told to stop, and took its ranks along. Go on by the same command with "
+    "resume=true added to --params: what was charged stays charged."
+)
 
 
 def main() -> None:
@@ -27,17 +33,25 @@ def main() -> None:
         parser.error(f"--node {given.node} of --nodes {given.nodes}: they are counted from 0, the one that is asked.")
     if not is_address(given.rendezvous):
         parser.error(f"--rendezvous {given.rendezvous}: give host:port, such as 10.0.0.1:29500.")
-    while not (given.folder / JOB).exists():
-        time.sleep(POLL_SECONDS)
-    job = json.loads((given.folder / JOB).read_text())
     try:
-        with replacing(given.folder / ARRIVED.format(given.node)) as part:
-            part.write_text(str(given.nodes), encoding="utf-8")
-        machines = Machines(given.nodes, given.node, given.rendezvous)
-        launch(machines.launch(job["training"]["devices"], given.folder), given.folder, job)
+        _lend(given.folder, Machines(given.nodes, given.node, given.rendezvous))
     except EquidpError as error:
+        report(given.folder, error)  # the asking machine's ranks know that they have lost others, and not why
         error.show()
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        report(given.folder, EquidpError(STOPPED.format(given.node, given.nodes)))
+        sys.exit(128 + signal.SIGINT)
+
+
+def _lend(folder: Path, machines: Machines) -> None:
+    print(f"Waiting for a training in {folder}, until Ctrl-C.", file=sys.stderr, flush=True)
+    while not (folder / JOB).exists():
+        time.sleep(POLL_SECONDS)
+    job = json.loads((folder / JOB).read_text())
+    with replacing(folder / ARRIVED.format(machines.node)) as part:
+        part.write_text(str(machines.nodes), encoding="utf-8")
+    launch(machines.launch(job["training"]["devices"], folder), folder, job)
 
 
 if __name__ == "__main__":

@@ -35,23 +35,23 @@ from equidp.system.logs import held_back
 from equidp.system.threads import environment
 from equidp.training.ranks.job import (
     ARRIVED,
-    FAILURE,
+    FOLDER,
     HISTORY,
     JOB,
     MEETING,
+    NODES,
     PUBLIC,
+    RENDEZVOUS,
     SOCKET,
     STATEMENT,
     STORE,
     TRAIN,
     WEIGHTS,
+    reported,
 )
 from equidp.training.ranks.worker import work
 
 logger = logging.getLogger(__name__)
-
-NODES, RENDEZVOUS, FOLDER = "EQUIDP_NODES", "EQUIDP_RENDEZVOUS", "EQUIDP_JOB_FOLDER"
-"""Environment of the machine that is asked for a training over several: how many, where they meet, their folder."""
 
 MEMORY = Path("/dev/shm")
 """Linux's folder in memory."""
@@ -76,8 +76,12 @@ class Machines:
 
     @classmethod
     def from_environment(cls) -> Machines:
-        """Raises EquidpError for no number of machines, and for several without a place to meet."""
+        """Raises EquidpError for no number of machines, and for several without a place to meet, or the reverse."""
         asked, rendezvous = os.environ.get(NODES, "1"), os.environ.get(RENDEZVOUS, "")
+        if rendezvous and NODES not in os.environ:  # all ranks would be here, and the other machines wait for ever
+            raise EquidpError(
+                f"{RENDEZVOUS} is set, and {NODES} is not: say how many machines meet there, or unset it."
+            )
         if not asked.isdecimal() or not int(asked):
             raise EquidpError(f"{NODES}={asked} is no number of machines: give 1 or more, or unset it.")
         nodes = int(asked)
@@ -88,6 +92,14 @@ class Machines:
             )
         return cls(nodes, 0, rendezvous)
 
+    def share(self, devices: int) -> int:
+        """Ranks of each machine, of so many in all. Raises EquidpError where they cannot be divided."""
+        if devices % self.nodes:
+            raise EquidpError(
+                f"training.devices={devices} cannot be divided among {self.nodes} machines: give a multiple of it."
+            )
+        return devices // self.nodes
+
     def launch(self, devices: int, folder: Path) -> LaunchConfig:
         """Torch's launch configuration for so many ranks in all.
 
@@ -97,12 +109,10 @@ class Machines:
         Raises:
             EquidpError: where they cannot be divided among the machines.
         """
-        if devices % self.nodes:
-            raise EquidpError(f"training.devices={devices} cannot be divided among {self.nodes} machines.")
         common: dict[str, Any] = {
             "min_nodes": self.nodes,
             "max_nodes": self.nodes,
-            "nproc_per_node": devices // self.nodes,
+            "nproc_per_node": self.share(devices),
             "max_restarts": 0,  # a step done again is a step charged again: continuing is the user's decision
             "monitor_interval": 0.1,
             "logs_specs": DefaultLogsSpecs(log_dir=os.devnull),  # torch would leave a folder behind for every training
@@ -154,7 +164,7 @@ def train(
 
 
 def _refuse_too_many(device: str, devices: int, machines: Machines, records: int) -> None:
-    here = devices // machines.nodes
+    here = machines.share(devices)
     if choose_device(device).type == "cuda" and here > torch.cuda.device_count():
         raise EquidpError(
             f"training.devices={devices} asks for {here} GPUs here, and there are {torch.cuda.device_count()}: lower "
@@ -271,26 +281,18 @@ def launch(config: LaunchConfig, folder: Path, job: Mapping[str, Any], *, worker
     except ChildFailedError as error:
         raise _reason(error, folder, job) from None
     except SignalException as error:
-        raise _reported_error(folder) or KeyboardInterrupt from error
+        raise reported(folder) or KeyboardInterrupt from error
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
-def _reported_error(folder: Path) -> EquidpError | None:
-    """The error that a rank wrote before it stopped."""
-    if not (folder / FAILURE).exists():
-        return None
-    said = json.loads((folder / FAILURE).read_text())
-    error = EquidpError(said["message"])
-    error.exit_code = said["exit_code"]  # type: ignore[misc]
-    return error
-
-
 def _reason(error: ChildFailedError, folder: Path, job: Mapping[str, Any]) -> EquidpError:
-    if reported := _reported_error(folder):
-        return reported
+    if error_left := reported(folder):
+        return error_left
+    if not folder.exists():
+        return EquidpError("The training has ended with an error. The machine that was asked for it says which.")
     rank, failure = error.get_first_failure()
     cause = f"was killed by signal {-failure.exitcode}" if failure.exitcode < 0 else "failed; its error is above"
     remedy = (

@@ -31,7 +31,7 @@ from equidp.models import weights_of
 from equidp.system.files import replacing
 from equidp.training.conclusion import conclude
 from equidp.training.preparation import prepare, refuse_other_code
-from equidp.training.ranks.job import FAILURE, HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS
+from equidp.training.ranks.job import HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS, report, reported
 from equidp.training.ranks.peers import Peers, at_home
 from equidp.training.ranks.trainer import FollowedError
 from equidp.training.request import TrainingRequest
@@ -64,15 +64,14 @@ def _work(folder: str) -> None:
             # and would kill this rank after 30 seconds; rank 0 says how the training ended
             os._exit(0)
     except EquidpError as error:
-        # another rank was first, or nobody asks any more
-        with contextlib.suppress(OSError), (Path(folder) / FAILURE).open("x") as file:
-            json.dump({"message": error.message, "exit_code": error.exit_code}, file)
+        report(Path(folder), error)
         sys.exit(error.exit_code)
     except Exception:
         # where another rank has died, the launcher ends this one meanwhile, and tells of that one alone
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(AFTERMATH_SECONDS)
-        traceback.print_exc()  # the launcher would keep it to itself
+        if (Path(folder) / JOB).exists() and not reported(Path(folder)):  # else another machine's rank has said more
+            traceback.print_exc()  # the launcher would keep it to itself
         raise
 
 
