@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +18,7 @@ from equidp.pipelines.training import nodes
 from equidp.system.files import locked
 
 
-def test_another_run_at_work_is_told_and_its_files_are_left_alone(project):
+def test_another_run_at_work_is_told_and_its_files_are_left_alone(project, monkeypatch):
     """It may train another algorithm: the baseline's plan is one file, and its model. A release waits for its model."""
     path = report_folder(project, "ingestion") / LOCK
     path.parent.mkdir(parents=True)
@@ -27,6 +28,11 @@ def test_another_run_at_work_is_told_and_its_files_are_left_alone(project):
             with pytest.raises(EquidpError, match="Another run of this dataset, seed and run_label is at work"):
                 kedro_run(project, pipeline, **more)
         assert [file.name for file in path.parent.iterdir()] == [LOCK]
+        # the other one may be the same script, which Python runs again in each of its ranks
+        monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])
+        with pytest.raises(EquidpError, match=r'several ranks.* under if __name__ == "__main__"\.'):
+            kedro_run(project, "ingestion")
+        monkeypatch.undo()
         kedro_run(project, "ingestion", run_label="mine")
     kedro_run(project, "ingestion")
 

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -299,9 +300,14 @@ class GuardHook:
         except OSError as error:
             raise storage_error(path, error) from error
         if not locked(file):
+            script = (
+                " If this is a script that trains on several ranks, Python runs it again in each of them: put what it "
+                'does under if __name__ == "__main__".'
+            )
             raise EquidpError(
                 "Another run of this dataset, seed and run_label is at work, and both would write the same files: wait "
                 "for it, or give this one a run_label (--params=run_label=…); `kedro sweep` does so for many runs."
+                + (script if "__mp_main__" in sys.modules else "")  # Python's name of a script that is run again
             )
 
 
