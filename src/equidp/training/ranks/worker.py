@@ -31,7 +31,18 @@ from equidp.models import weights_of
 from equidp.system.files import replacing
 from equidp.training.conclusion import conclude
 from equidp.training.preparation import prepare, refuse_other_code
-from equidp.training.ranks.job import HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS, report, reported
+from equidp.training.ranks.job import (
+    HISTORY,
+    JOB,
+    MEETING,
+    PUBLIC,
+    STATEMENT,
+    STORE,
+    TRAIN,
+    WEIGHTS,
+    report,
+    reported,
+)
 from equidp.training.ranks.peers import Peers, at_home
 from equidp.training.ranks.trainer import FollowedError
 from equidp.training.request import TrainingRequest
@@ -92,7 +103,7 @@ def _ending_with_starter(folder: Path) -> Iterator[None]:
     def watch() -> None:
         wait([starter.sentinel])
         if at_home():  # other machines' ranks may still have to read what went wrong
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
         os.kill(os.getpid(), signal.SIGTERM)
         left.wait()
         os._exit(1)
@@ -102,6 +113,16 @@ def _ending_with_starter(folder: Path) -> Iterator[None]:
         yield
     finally:
         left.set()
+
+
+def _remove(folder: Path) -> None:
+    """Remove a job's folder, and those beside it in which the ranks have met, and called who asked for them."""
+    places = {(folder / name).resolve().parent for name in (MEETING, STORE)}
+    with contextlib.suppress(OSError):
+        if address := json.loads((folder / JOB).read_text())["evaluated_at"]:
+            places.add(Path(address).parent)
+    for place in (*places, folder):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _device(name: str) -> torch.device:
