@@ -210,6 +210,13 @@ def test_a_trainer_says_how_far_it_is() -> None:
     assert repr(trainer) == "<Trainer of dpsgd: 3 of 10 steps, 60 of 300 in a batch, σ=1.5, δ=0.0001>"
 
 
+def test_a_cell_that_is_run_again_does_not_train_on_by_a_second_epsilon() -> None:
+    model = network()
+    make_private(model, (FEATURES, LABELS), LOSS, **ASKED).run_steps(1)
+    with pytest.raises(EquidpError, match=r"an earlier trainer .* create the model anew: .* not in a new trainer's ε"):
+        make_private(model, (FEATURES, LABELS), LOSS, **ASKED)
+
+
 def viewed(sd: float, seed: int = 0) -> Tensor:
     views = Augmentation(3, ("noise",), key=1, shape=(4,), sd=sd)
     return weights(make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, augmentation=views, seed=seed))
@@ -258,7 +265,8 @@ def test_views_of_other_records_are_refused(views: Augmentation, features: Tenso
         ((FEATURES.to_sparse(), LABELS), 0, r"features are sparse.*features\.to_dense\(\)"),
         ({"x": FEATURES, "y": LABELS}, 0, r"data are a dict, which gives no item .*: give \(features, labels\)"),
         ([], 0, "The dataset has no items"),
-        ((FEATURES.numpy(), LABELS), 0, "features: give a tensor .*, no ndarray"),
+        ((FEATURES.numpy(), LABELS), 0, r"features: give a tensor \(torch.as_tensor\(features\)\), no ndarray"),
+        ((pd.DataFrame(FEATURES.numpy()), LABELS), 0, r"torch.as_tensor\(features.to_numpy\(\)\)\), no DataFrame"),
         (Subset(Subset(EVERY, [0, 1, 1]), [2, 1]), 0, r"Subset has items more than once.*unit="),
         (Subset(EVERY, [299, -1]), 0, "Subset has items more than once"),
         (ConcatDataset([EVERY, Subset(EVERY, [7])]), 0, "ConcatDataset has items more than once"),

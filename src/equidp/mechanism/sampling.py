@@ -91,7 +91,10 @@ class Examples:
         """
         for name, column in vars(self).items():
             if not (torch.is_tensor(column) or (name == "unit" and column is None)):
-                raise EquidpError(f"The examples' {name}: give a tensor (torch.as_tensor), no {type(column).__name__}.")
+                table = ".to_numpy()" if hasattr(column, "to_numpy") else ""  # torch takes no DataFrame
+                raise EquidpError(
+                    f"The examples' {name}: give a tensor (torch.as_tensor({name}{table})), no {type(column).__name__}."
+                )
             if column is not None and column.layout != torch.strided:
                 raise EquidpError(f"The examples' {name} are sparse, and rows are taken of them: {name}.to_dense().")
             if column is not None and not column.dim():
