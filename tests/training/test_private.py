@@ -208,6 +208,15 @@ def test_a_trainer_says_how_far_it_is() -> None:
     trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
     trainer.run_steps(3)
     assert repr(trainer) == "<Trainer of dpsgd: 3 of 10 steps, 60 of 300 in a batch, σ=1.5, δ=0.0001>"
+    assert repr(trainer.ledger) == "<Ledger of 3 events: 3 at q=0.2, σ=1.5>"
+    assert repr(trainer.population) == "<Population of 300 records on cpu>"
+    assert repr(trainer.engine) == "<GradientEngine of Sequential: 23 trained parameters, float32>"
+
+
+def test_what_a_notebook_shows_of_examples_has_no_values_of_theirs() -> None:
+    units = torch.arange(300) // 3
+    assert repr(Examples(FEATURES, LABELS)) == "<Examples: features [300, 4], labels [300]>"
+    assert repr(Examples(FEATURES, LABELS, units)) == "<Examples: features [300, 4], labels [300], unit [300]>"
 
 
 def test_a_cell_that_is_run_again_does_not_train_on_by_a_second_epsilon() -> None:

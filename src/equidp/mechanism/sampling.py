@@ -114,6 +114,11 @@ class Examples:
                 "number, [N] int64."
             )
 
+    def __repr__(self) -> str:
+        """Shapes alone: what a notebook's cell shows is kept in its file, and the values are data of persons."""
+        shapes = [f"{name} {list(column.shape)}" for name, column in vars(self).items() if column is not None]
+        return f"<Examples: {', '.join(shapes)}>"
+
     def to(self, device: torch.device) -> Examples:
         """The same on another device."""
         unit = None if self.unit is None else self.unit.to(device)
@@ -161,6 +166,9 @@ class Population:
         self.size = len(counts)
         # a unit's group is a function of that unit alone: the group of its first record
         self.groups = groups[self._members[self._starts[:-1]]]
+
+    def __repr__(self) -> str:
+        return f"<Population of {self.size} {'records' if self.of_records else 'units'} on {self.device}>"
 
     def batch(self, units: Tensor) -> Batch:
         """Gather the records of `units` (`[u]` positions)."""
