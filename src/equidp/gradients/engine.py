@@ -89,6 +89,9 @@ class GradientEngine:
         self._gradient: Tensor | None = None
         self._held: list[Tensor] = []  # its parts, one a parameter
 
+    def __repr__(self) -> str:
+        return f"<GradientEngine of {type(self.model).__name__}: {self.dimension} trained parameters, {self.precision}>"
+
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
