@@ -270,6 +270,12 @@ class TestCalibration:
             calibrate(lambda s: [Event(0.01, s)], 1e9, 1e-5)
 
 
+def test_a_ledger_shows_its_first_events() -> None:
+    assert repr(Ledger()) == "<Ledger of 0 events: none>"
+    several = Ledger([Event(0.1, 1.0, 2), *(Event(0.1, noise) for noise in (2.0, 3.0, 4.0))])
+    assert repr(several) == "<Ledger of 5 events: 2 at q=0.1, σ=1; 1 at q=0.1, σ=2; 1 at q=0.1, σ=3; …>"
+
+
 def test_epsilon_is_the_smaller_of_the_two_bounds() -> None:
     assert Epsilon(rdp=2.0, pld=3.0).value == 2.0
     assert Epsilon(rdp=3.0, pld=2.0).value == 2.0

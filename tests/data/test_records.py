@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from equidp.data.records import Records, Schema
+from equidp.data.records import Records, Schema, Split
 from equidp.errors import EquidpError
 
 SCHEMA = Schema("toy", "tabular", (2,), ("no", "yes"), {"class": ("no", "yes")})
@@ -37,3 +37,9 @@ WHOLE = Records(torch.zeros(3, 2), LABELS, {"class": LABELS}, SCHEMA)
 def test_what_does_not_fit_is_refused_in_a_sentence(part: dict[str, Any], message: str) -> None:
     with pytest.raises(EquidpError, match=f"^Records of dataset 'toy' do not fit together: {message}; correct"):
         dataclasses.replace(WHOLE, **part)
+
+
+def test_what_a_notebook_shows_of_records_has_no_values_of_theirs() -> None:
+    owned = dataclasses.replace(WHOLE, unit=LABELS)
+    assert repr(owned) == "<3 Records of toy: features [3, 2], labels [3], unit [3], groups class>"
+    assert repr(Split(owned, WHOLE, WHOLE.take(LABELS == 2))).count("tensor") == 0

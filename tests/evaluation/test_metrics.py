@@ -376,3 +376,12 @@ def test_arrays_that_do_not_fit_are_refused(labels, ids, message):
         evaluate(np.full((2, 2), 0.5), labels, {"sex": (ids, SEXES)}, classes=CLASSES)
     with pytest.raises(ValueError, match="scores have shape"):
         evaluate(np.full((2, 3), 0.3), np.zeros(2, int), {}, classes=CLASSES)
+
+
+def test_outputs_that_are_no_probabilities_are_refused():
+    """Each row was divided by its sum: of log_softmax that is below 0, and every right answer was a wrong one."""
+    labels = np.array([0, 1])
+    with pytest.raises(ValueError, match="no probabilities: give softmax"):
+        evaluate(np.log([[0.9, 0.1], [0.2, 0.8]]), labels, {}, classes=CLASSES)
+    diverged = np.array([[np.nan, -1.0], [0.0, 1.0]])  # a wrong prediction, as before
+    assert evaluate(diverged, labels, {}, classes=CLASSES)["overall"]["accuracy"] == 0.5

@@ -28,6 +28,7 @@ from equidp.gradients.engine import GradientEngine
 from equidp.gradients.precision import as_precise_as_norms
 from equidp.gradients.recording import TRIALS, CudaGraphs, Recorder
 from equidp.gradients.shape import FixedRows
+from equidp.gradients.shares import WholeShares
 from equidp.mechanism.trainer import Trainer
 from equidp.models import MODELS, build_model
 
@@ -95,7 +96,7 @@ def compare(engine: GradientEngine, features: Tensor, labels: Tensor, allowed: f
     norms = engine.norms(features, labels)
     weights = torch.where(norms.isfinite(), (0.1 / norms).clamp(max=1.0), 0.0)
     total = engine.weighted_sum(weights)
-    afresh = FixedRows(engine.passes.twin(), engine.rows)
+    afresh = FixedRows(engine.passes.twin(), engine.rows, WholeShares())
     torch.testing.assert_close(norms, afresh.norms(features, labels), rtol=allowed, atol=1e-6, equal_nan=True)
     expected = afresh.weighted_sum(weights)
     # without a GPU both are the same operations; else the error is of what was added, which may nearly cancel

@@ -122,6 +122,25 @@ def test_noise_comes_from_the_loop_where_there_is_one_and_else_from_torch(monkey
     assert stats.kstest(random.normal(5000).numpy(), "norm").pvalue > SURE
 
 
+def test_an_interrupt_waits_until_code_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within llvmlite's `close` it had the same memory freed twice, which ended the process: a notebook's kernel."""
+    if not COMPILED:
+        pytest.skip("no such code on this machine")
+    import llvmlite.binding as llvm
+
+    parse, compiled = llvm.parse_assembly, []
+
+    def interrupted(text: str) -> object:
+        signal.raise_signal(signal.SIGINT)
+        compiled.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(llvm, "parse_assembly", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop(4)
+    assert len(compiled) == 1
+
+
 @pytest.mark.parametrize("lacking", ["openmp", "registers_here", "vector_functions"])
 def test_a_machine_without_the_code_has_torchs_operations(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_code if lacking == "openmp" else box_muller, lacking, lambda *_: None)

@@ -17,6 +17,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
 from equidp.models import MODELS, Model, ModelOptions, build_model, model_options, weights_of
 from equidp.models.base import AtLeast, Standardise, TemperedSigmoid
+from equidp.models.weights import Weights
 
 COMBINATIONS = combinations()
 FIRST = {model: next(d for m, d in COMBINATIONS if m == model) for model in MODELS}
@@ -295,3 +296,8 @@ def test_what_leaves_with_the_weights_is_what_is_watched(monkeypatch: pytest.Mon
     monkeypatch.setitem(MODELS, "remembering", Remembering)
     with pytest.raises(EquidpError, match="'_extra_state', which is neither a parameter nor a buffer"):
         build_model("remembering", SCHEMAS["table"])
+
+
+def test_weights_show_how_many_they_are() -> None:
+    held = Weights({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, {"model": "logistic", "schema": {}})
+    assert repr(held) == "<Weights: 8 numbers in 2 tensors; card with model, schema>"

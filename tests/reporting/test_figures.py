@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,8 @@ import plotly.graph_objects as go
 import pytest
 
 from equidp.evaluation.live import live_metrics
+from equidp.pipelines.ingestion.nodes import draw_group_counts
+from equidp.pipelines.reporting.nodes import accuracy_figure, cost_figure
 from equidp.reporting import figures
 from equidp.reporting.style import bars, label, looks
 
@@ -150,6 +153,21 @@ def test_group_counts_ignore_columns_that_are_no_counts(sample):
     chart = figures.group_counts(table, "class")
     assert [t.name for t in chart.data] == ["train", "test"]
     assert list(trace(chart, "train").y)[8] == 40
+
+
+def test_figures_that_are_shown_without_their_page_say_that_they_are_exact(sample):
+    """In a notebook, Kedro-Viz and MLflow they have no caption."""
+    settings = SimpleNamespace(data=SimpleNamespace(groups=["sex"], evaluate_on="validation"))
+    counts = draw_group_counts(sample.group_table, settings)
+    accuracy, cost = (
+        draw(sample.documents["dpsgd"], settings, algorithm="dpsgd") for draw in (accuracy_figure, cost_figure)
+    )
+    outside = "outside the guarantee</sup>"
+    assert counts.layout.title.text == f"Records by sex<br><sup>Exact numbers: {outside}"
+    assert accuracy.layout.title.text == f"Accuracy by sex<br><sup>Exact figures of validation records: {outside}"
+    assert cost.layout.title.text.endswith(
+        f"<br><sup>Exact figures of validation records and of the baseline: {outside}"
+    )
 
 
 def test_clip_norms_per_group_or_one_for_all(sample):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -27,3 +28,14 @@ def test_exact_figures_go_out_where_a_release_would_not_refuse_them(
     said = " ".join(capsys.readouterr().out.split())
     assert "These figures are exact. They stay inside, like report.html" in said
     assert ("unless release.unprotected=test publishes them" in said) == told
+
+
+def test_the_path_of_a_page_is_printed_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder in brackets was left out, as if it were a style of the text."""
+    monkeypatch.setattr(printed, "evaluated", lambda _: ())
+    monkeypatch.setattr(printed, "written_to", lambda *_: Path("/home/[study]/08_reporting/report.html"))
+    pipeline: Any = SimpleNamespace(all_outputs=set, outputs=lambda: {"dpsgd.report"})
+    printed.print_results(("dpsgd",), pipeline, cast("Any", None))
+    assert capsys.readouterr().out == "dpsgd.report: /home/[study]/08_reporting/report.html\n"

@@ -208,6 +208,22 @@ def test_a_trainer_says_how_far_it_is() -> None:
     trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
     trainer.run_steps(3)
     assert repr(trainer) == "<Trainer of dpsgd: 3 of 10 steps, 60 of 300 in a batch, σ=1.5, δ=0.0001>"
+    assert repr(trainer.ledger) == "<Ledger of 3 events: 3 at q=0.2, σ=1.5>"
+    assert repr(trainer.population) == "<Population of 300 records on cpu>"
+    assert repr(trainer.engine) == "<GradientEngine of Sequential: 23 trained parameters, float32>"
+
+
+def test_what_a_notebook_shows_of_examples_has_no_values_of_theirs() -> None:
+    units = torch.arange(300) // 3
+    assert repr(Examples(FEATURES, LABELS)) == "<Examples: features [300, 4], labels [300]>"
+    assert repr(Examples(FEATURES, LABELS, units)) == "<Examples: features [300, 4], labels [300], unit [300]>"
+
+
+def test_a_cell_that_is_run_again_does_not_train_on_by_a_second_epsilon() -> None:
+    model = network()
+    make_private(model, (FEATURES, LABELS), LOSS, **ASKED).run_steps(1)
+    with pytest.raises(EquidpError, match=r"an earlier trainer .* create the model anew: .* not in a new trainer's ε"):
+        make_private(model, (FEATURES, LABELS), LOSS, **ASKED)
 
 
 def viewed(sd: float, seed: int = 0) -> Tensor:
@@ -258,7 +274,8 @@ def test_views_of_other_records_are_refused(views: Augmentation, features: Tenso
         ((FEATURES.to_sparse(), LABELS), 0, r"features are sparse.*features\.to_dense\(\)"),
         ({"x": FEATURES, "y": LABELS}, 0, r"data are a dict, which gives no item .*: give \(features, labels\)"),
         ([], 0, "The dataset has no items"),
-        ((FEATURES.numpy(), LABELS), 0, "features: give a tensor .*, no ndarray"),
+        ((FEATURES.numpy(), LABELS), 0, r"features: give a tensor \(torch.as_tensor\(features\)\), no ndarray"),
+        ((pd.DataFrame(FEATURES.numpy()), LABELS), 0, r"torch.as_tensor\(features.to_numpy\(\)\)\), no DataFrame"),
         (Subset(Subset(EVERY, [0, 1, 1]), [2, 1]), 0, r"Subset has items more than once.*unit="),
         (Subset(EVERY, [299, -1]), 0, "Subset has items more than once"),
         (ConcatDataset([EVERY, Subset(EVERY, [7])]), 0, "ConcatDataset has items more than once"),

@@ -134,6 +134,7 @@ def test_the_history_of_a_run_that_stops_early_ends_in_its_epsilon() -> None:
     assert capped == [Event(1 / 6, 1.0, 30)]
     assert path.iloc[-1] == trained.privacy["epsilon"] == epsilon(capped, 1e-5).value
     assert path.is_monotonic_increasing
+    assert repr(trained) == "<Trained by sa_dpsgd, 2 epochs: ε ≤ 6.690 at δ=1e-05>"
 
 
 def test_an_energy_of_test_records_is_told_and_refused_where_a_run_is_released() -> None:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 
 from equidp.accounting.events import Event, merged
 
+SHOWN = 3
+"""Kinds of events in a ledger's `repr`."""
+
 
 class Ledger:
     """Append-only record of the events of one run.
@@ -21,6 +24,11 @@ class Ledger:
     def __init__(self, events: Iterable[Event] = (), *, journal: Callable[[Event], None] | None = None) -> None:
         self._events = list(merged(events))
         self._journal = journal
+
+    def __repr__(self) -> str:
+        first = [f"{e.count} at q={e.sampling_rate:.4g}, σ={e.noise_multiplier:.4g}" for e in self._events[:SHOWN]]
+        rest = ["…"] if len(self._events) > SHOWN else []
+        return f"<{type(self).__name__} of {self.count} events: {'; '.join(first + rest) or 'none'}>"
 
     def append(self, event: Event) -> None:
         """Charge an event."""

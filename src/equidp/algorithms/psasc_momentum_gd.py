@@ -9,6 +9,7 @@ a function of x_i and of released iterates. It keeps m, N × d numbers: for smal
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.precision import refuse_autocast, refuse_short_products
 from equidp.gradients.rounding import norms_of
+from equidp.gradients.shares import threads
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import Combination, Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
 from equidp.mechanism.sampling import Batch
@@ -139,7 +141,9 @@ def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")  # a dropout mask each
     views = batch.features.unflatten(0, (batch.views, -1)).transpose(0, 1)
     try:
-        found = each(values, engine.padded(views), engine.padded(batch.labels))
+        # one thread where rounding must not depend on a record's place (`shares.py`): sizes within `vmap` do not show
+        with contextlib.nullcontext() if engine.rows is None else threads(1):
+            found = each(values, engine.padded(views), engine.padded(batch.labels))
     except RuntimeError as error:
         if not str(error).startswith("vmap:"):
             raise

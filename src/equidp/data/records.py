@@ -221,6 +221,12 @@ class Records:
     def _unlike(self, what: str) -> EquidpError:
         return EquidpError(f"Records of dataset {self.schema.name!r} do not fit together: {what}; correct its source.")
 
+    def __repr__(self) -> str:
+        """Shapes alone: what a notebook's cell shows is kept in its file, and the values are data of persons."""
+        columns = {"features": self.features, "labels": self.labels, **self.optional}
+        shapes = [f"{name} {list(column.shape)}" for name, column in columns.items()]
+        return f"<{len(self)} Records of {self.schema.name}: {', '.join(shapes)}, groups {', '.join(self.groups)}>"
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -63,7 +63,7 @@ def evaluate(
         is a positive class, `positive_class` and its `rates`, with intervals among these (`rates.py`).
 
     Raises:
-        ValueError: if the arrays do not fit each other.
+        ValueError: if the arrays do not fit each other, or scores are below 0.
         EquidpError: `positive` is none of the classes.
     """
     scores, labels = _as_probabilities(scores, len(classes)), np.asarray(labels)
@@ -272,6 +272,9 @@ def _as_probabilities(scores: NDArray, classes: int) -> NDArray:
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim != 2 or scores.shape[1] != classes:
         raise ValueError(f"scores have shape {scores.shape}, expected [n, {classes}].")
+    # divided by a negative sum, outputs of a model would even change places
+    if (np.isfinite(scores).all(axis=1, keepdims=True) & (scores < 0)).any():
+        raise ValueError("scores are no probabilities: give softmax of a model's outputs, as `predict` does.")
     with np.errstate(invalid="ignore", divide="ignore"):
         return scores / scores.sum(axis=1, keepdims=True)
 

@@ -68,8 +68,9 @@ class BookKeeping:
         self.parameters = tuple(p for p in model.parameters() if p.requires_grad)
         if not self.parameters:
             raise EquidpError(
-                "The model has no trainable parameters, or an earlier engine or trainer of it has taken them: switch "
-                "requires_grad on for at least one, or create the model anew."
+                "The model has no trainable parameters. If an earlier trainer or engine has taken them, create the "
+                "model anew: what it learnt from these records is not in a new trainer's ε. Else switch requires_grad "
+                "on for at least one."
             )
         # of the device; one without autocast of its own (meta) has none to be asked about
         self.autocast_kind = self.device.type if torch.amp.is_autocast_available(self.device.type) else "cpu"

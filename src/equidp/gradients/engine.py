@@ -21,6 +21,7 @@ from equidp.gradients.probe import SEVERAL, look_again, probe
 from equidp.gradients.recording import Recorder, Recordings
 from equidp.gradients.refusals import Trained
 from equidp.gradients.shape import FixedRows, padded, weighed_nothing
+from equidp.gradients.shares import WholeShares
 from equidp.gradients.used import of_others
 
 LOOKS_APART = 61
@@ -78,6 +79,7 @@ class GradientEngine:
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
         self.autocast_kind = self.passes.autocast_kind
         self.rows = rows
+        self._shares = WholeShares()
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
         self._probed_in: tuple[bool, ...] = ()  # the modes of the model's layers
@@ -87,6 +89,9 @@ class GradientEngine:
         self._gradient: Tensor | None = None
         self._held: list[Tensor] = []  # its parts, one a parameter
 
+    def __repr__(self) -> str:
+        return f"<GradientEngine of {type(self.model).__name__}: {self.dimension} trained parameters, {self.precision}>"
+
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
@@ -95,7 +100,7 @@ class GradientEngine:
     def record_passes(self, new_recorder: Callable[[], Recorder] | None) -> None:
         """Replay passes from here on; with None compute them afresh."""
         work = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
-        self._asked = work if self.rows is None else FixedRows(work, self.rows)
+        self._asked = work if self.rows is None else FixedRows(work, self.rows, self._shares)
 
     def train(self) -> None:
         """Put the model into training mode, its BatchNorms excepted: they were frozen when they were let in."""
@@ -217,15 +222,17 @@ class GradientEngine:
 
     def outputs(self, features: Tensor) -> Tensor:
         """The model's outputs `[b, …]` for private records, at the public number of rows."""
-        return self.passes.watched(lambda: self.passes.outputs(self._some(features)))[: len(features)]
+        return self._of_records(self.passes.outputs, features)
 
     def outputs_at(self, features: Tensor, weights: Tensor | None) -> Tensor:
         """The outputs `[b, …]` that the passes have for private records, at `[d]` other parameters if given."""
-        return self.passes.watched(lambda: self.passes.outputs_at(self._some(features), weights))[: len(features)]
+        return self._of_records(lambda some: self.passes.outputs_at(some, weights), features)
 
-    def _some(self, features: Tensor) -> Tensor:
-        """Padded, to a row at least: some layers fail on none, and a failed run would tell that a batch was empty."""
-        return self.padded(features if len(features) else features.new_zeros(1, *features.shape[1:]))
+    def _of_records(self, forward: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+        # a row at least: some layers fail on none, and a failed run would tell that a batch was empty
+        some = self.padded(features if len(features) else features.new_zeros(1, *features.shape[1:]))
+        with contextlib.nullcontext() if self.rows is None else self._shares.of(some):
+            return self.passes.watched(lambda: forward(some))[: len(features)]
 
     def padded(self, values: Tensor) -> Tensor:
         """`[b, …]` and more rows up to the public number of rows, where there is one."""

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from equidp.gradients.bookkeeping import Asked, BookKeeping
 from equidp.gradients.recording import Recordings
+from equidp.gradients.shares import WholeShares
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,7 @@ chunk, and every row above the expected number costs its share in every step. Wh
 
 EIGHTS, VECTORS = 8, 32
 """Rows of a pass come in so many, on a GPU and on a CPU: there two vectors of 16 floats, which are filled whatever a
-record's width is, and whole blocks of rows. On several threads, each with a part of large layers, a part that is no
-multiple of 32 values still ends with some that fill none."""
+record's width is, and whole blocks of rows. `shares.py` sees to those of each thread."""
 
 MOST = (1 << 16) - 8
 """Programs that CUDA starts along the axis on which kernels have records: 65,535, in eights."""
@@ -100,8 +100,8 @@ def weighed_nothing(weights: Tensor, rows: int) -> Tensor:
 class FixedRows:
     """Passes with a public number of rows, around others; rows after the batch's have weight 0."""
 
-    def __init__(self, passes: BookKeeping | Recordings, rows: int) -> None:
-        self.passes, self.rows = passes, rows
+    def __init__(self, passes: BookKeeping | Recordings, rows: int, shares: WholeShares) -> None:
+        self.passes, self.rows, self.shares = passes, rows, shares
         self._found = 0  # units of the last batch
         self._weights = 0  # and rows that its weights have
 
@@ -116,7 +116,8 @@ class FixedRows:
             longer = (owners[-1:] + 1).expand(len(labels)).clone()
             longer[:records].copy_(owners)
             asked["owners"] = longer
-        found = self.passes.norms(features, labels, **asked)
+        with self.shares.of(features):
+            found = self.passes.norms(features, labels, **asked)
         self._weights = len(found)
         self._found = records if owners is None else len(found) - nobody
         return found[: self._found]

@@ -47,12 +47,12 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
     if "audit_report" in pipeline.all_outputs():
         _print_audit(catalog.load("audit_findings"))
         for name in ("audit_findings", "audit_report"):
-            terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True)
+            _print_path(name, written_to(catalog, name))
     if "tuned.choice" in pipeline.all_outputs():
         _print_choice(catalog.load("tuned.choice"), catalog.load("tuned.metrics_release"))
     kept = {"tuned.choice", "tuned.statement", "tuned.metrics_release", "tuned.trials", "ledger_figure"}
     for name in sorted(name for name in kept & pipeline.all_outputs() if written_to(catalog, name).exists()):
-        terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True)
+        _print_path(name, written_to(catalog, name))
     if finished := evaluated(pipeline):
         from equidp.reporting.tables import print_table, results_table
 
@@ -65,7 +65,7 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
         print_groups(catalog.load("groups"), written_to(catalog, "groups"))
     for name in sorted(pipeline.outputs()):
         if name.endswith(".report") or (name.endswith(f".{RELEASE}") and written_to(catalog, name).exists()):
-            terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True)
+            _print_path(name, written_to(catalog, name))
 
 
 def print_groups(groups: pd.DataFrame, path: Path) -> None:
@@ -83,7 +83,12 @@ def print_groups(groups: pd.DataFrame, path: Path) -> None:
     terminal().print(table)
     if not groups["evaluable"].all():
         terminal().print(FEW_MEANS)
-    terminal().print(f"groups: {path}", soft_wrap=True)
+    _print_path("groups", path)
+
+
+def _print_path(name: str, path: Path) -> None:
+    """Not by rich: it would leave out a folder's `[name]`, and in JupyterLab the underscores of a last line are cut."""
+    print(f"{name}: {path}")
 
 
 def _print_choice(choice: dict[str, Any], released: dict[str, Any]) -> None:

@@ -91,7 +91,10 @@ class Examples:
         """
         for name, column in vars(self).items():
             if not (torch.is_tensor(column) or (name == "unit" and column is None)):
-                raise EquidpError(f"The examples' {name}: give a tensor (torch.as_tensor), no {type(column).__name__}.")
+                table = ".to_numpy()" if hasattr(column, "to_numpy") else ""  # torch takes no DataFrame
+                raise EquidpError(
+                    f"The examples' {name}: give a tensor (torch.as_tensor({name}{table})), no {type(column).__name__}."
+                )
             if column is not None and column.layout != torch.strided:
                 raise EquidpError(f"The examples' {name} are sparse, and rows are taken of them: {name}.to_dense().")
             if column is not None and not column.dim():
@@ -110,6 +113,11 @@ class Examples:
                 f"The examples' units are {self.unit.dtype} {list(self.unit.shape)}: give each record its unit's "
                 "number, [N] int64."
             )
+
+    def __repr__(self) -> str:
+        """Shapes alone: what a notebook's cell shows is kept in its file, and the values are data of persons."""
+        shapes = [f"{name} {list(column.shape)}" for name, column in vars(self).items() if column is not None]
+        return f"<Examples: {', '.join(shapes)}>"
 
     def to(self, device: torch.device) -> Examples:
         """The same on another device."""
@@ -158,6 +166,9 @@ class Population:
         self.size = len(counts)
         # a unit's group is a function of that unit alone: the group of its first record
         self.groups = groups[self._members[self._starts[:-1]]]
+
+    def __repr__(self) -> str:
+        return f"<Population of {self.size} {'records' if self.of_records else 'units'} on {self.device}>"
 
     def batch(self, units: Tensor) -> Batch:
         """Gather the records of `units` (`[u]` positions)."""

@@ -25,6 +25,10 @@ class Weights:
     tensors: dict[str, Tensor]
     card: dict[str, Any]
 
+    def __repr__(self) -> str:
+        numbers = sum(tensor.numel() for tensor in self.tensors.values())
+        return f"<Weights: {numbers} numbers in {len(self.tensors)} tensors; card with {', '.join(self.card)}>"
+
 
 def save_weights(weights: Weights, path: Path) -> None:
     """Write beside the target, then replace it: a reader never sees half a file."""

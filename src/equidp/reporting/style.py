@@ -23,6 +23,8 @@ INK = "#1f2328"
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 HEIGHT = 380
 ROW_HEIGHT = 26
+NOTED_TOP = 26
+"""Pixels above a title with a note: Plotly moves the first of two lines up, beyond the edge."""
 
 LONGEST_TICK = 24
 LONGEST_NAME = 48
@@ -81,6 +83,12 @@ _TEMPLATE = go.layout.Template(
 def figure(title: str, x: str, y: str) -> go.Figure:
     """An empty figure in the project's style: title, then legend, then the plot; axis titles have units."""
     return blank(title).update_layout(xaxis_title_text=x, yaxis_title_text=y)
+
+
+def noted(chart: go.Figure, note: str) -> go.Figure:
+    """The figure with a note below its title, for where it is shown alone, without its page's caption."""
+    text, height = f"{chart.layout.title.text}<br><sup>{note}</sup>", chart.layout.height or HEIGHT
+    return chart.update_layout(title={"text": text, "y": 1 - NOTED_TOP / height}, margin_t=100)
 
 
 def blank(title: str, height: int = HEIGHT) -> go.Figure:

@@ -17,6 +17,7 @@ from functools import lru_cache, reduce
 from typing import Any
 
 from equidp.errors import EquidpError
+from equidp.system.interrupts import waiting
 
 ASKED = ("omp_get_thread_num", "omp_get_num_threads")
 """What code asks OpenMP, to know its share of the work. OpenMP may start fewer threads than requested."""
@@ -65,7 +66,8 @@ def registers_here() -> Registers | None:
             "(pip install -e .), which brings it."
         ) from error
 
-    features = llvm.get_host_cpu_features()
+    with waiting():
+        features = llvm.get_host_cpu_features()
     if features.get("avx512f"):
         return Registers(lanes=16, inputs=8)
     return Registers(lanes=8, inputs=6) if features.get("avx2") and features.get("fma") else None
@@ -74,20 +76,26 @@ def registers_here() -> Registers | None:
 class MachineCode:
     """A compiled program, where there are `registers_here`.
 
+    An interrupt waits until it is compiled: llvmlite would free what it had just freed, and the process would abort.
+
     Args:
         program: what to compile.
         functions: addresses of further functions it calls, by name.
     """
 
     def __init__(self, program: Program, functions: Mapping[str, Any] | None = None) -> None:
-        import llvmlite.binding as llvm
-
         found = openmp()
         assert found is not None
         self._parallel = found["GOMP_parallel"]
+        with waiting():
+            self._compile(program, {name: found[name] for name in ASKED} | dict(functions or {}))
+
+    def _compile(self, program: Program, functions: Mapping[str, Any]) -> None:
+        import llvmlite.binding as llvm
+
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        for name, function in {**{name: found[name] for name in ASKED}, **(functions or {})}.items():
+        for name, function in functions.items():
             llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
         module = llvm.parse_assembly(str(program.module))
         module.verify()

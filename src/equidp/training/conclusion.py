@@ -36,6 +36,11 @@ class Trained:
     history: pd.DataFrame
     privacy: dict[str, Any]
 
+    def __repr__(self) -> str:
+        of = self.privacy
+        spent = f"ε ≤ {of['epsilon'] + 5e-4:.3f} at δ={of['delta']:g}" if of["private"] else "not private"  # rounded up
+        return f"<Trained by {of['algorithm']}, {len(self.history)} epochs: {spent}>"
+
 
 def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained:
     """Weights, history and statement of a finished training."""

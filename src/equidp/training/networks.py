@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 
@@ -14,6 +15,7 @@ from equidp.gradients.layout import channels_last, convolutions_for, evaluating
 from equidp.gradients.losses import Loss
 from equidp.gradients.refusals import Untrained
 from equidp.gradients.shape import in_vectors, padded
+from equidp.gradients.shares import WholeShares
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import derived_seed
@@ -130,8 +132,14 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, 
     rows = scored_at_once(network, features)
     rows = in_vectors(rows) if alike else rows
     chunks = [padded(chunk, rows) if alike else chunk for chunk in features.split(rows)]
+    shares = WholeShares() if alike else None
+
+    def scored(chunk: Tensor) -> Tensor:
+        with contextlib.nullcontext() if shares is None else shares.of(chunk):
+            return final(network(chunk))
+
     with evaluating(network), channels_last(convolutions_for(network)):
-        parts = Untrained(network).watched(lambda: [final(network(chunk.to(where))) for chunk in chunks])
+        parts = Untrained(network).watched(lambda: [scored(chunk.to(where)) for chunk in chunks])
     return torch.cat(parts)[: len(features)].cpu()
 
 

@@ -100,8 +100,8 @@ def make_private(
 
     Raises:
         EquidpError: as `plan_run` and `Trainer`, for an algorithm that is not private, is of another model or looks at
-            groups or classes that are not given, for a δ that promises nothing, and for data or groups of other kinds.
-        ValueError: for a setting out of its range.
+            groups or classes that are not given, for a δ that promises nothing, for data or groups of other kinds, and
+            for a setting out of its range.
     """
     privacy = PrivacySettings(
         epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta, secure=seed is None

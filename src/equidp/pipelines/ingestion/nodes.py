@@ -24,6 +24,7 @@ from equidp.mechanism.device import choose_device
 from equidp.models import MODELS, build_model, features, model_features
 from equidp.parameters import DataSettings, Settings
 from equidp.reporting.figures import group_counts
+from equidp.reporting.style import noted
 
 logger = logging.getLogger(__name__)
 
@@ -111,4 +112,4 @@ def label_groups(train: Records, test: Records, public: Records, settings: Setti
 
 def draw_group_counts(groups: pd.DataFrame, settings: Settings) -> go.Figure:
     """Sizes of the groups of the training partition, drawn before any training."""
-    return group_counts(groups, settings.data.groups[0])
+    return noted(group_counts(groups, settings.data.groups[0]), "Exact numbers: outside the guarantee")

@@ -19,6 +19,7 @@ from equidp.reporting.ledger_figure import spent_figure
 from equidp.reporting.page import html_report
 from equidp.reporting.privacy_report import privacy_report
 from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.style import noted
 from equidp.reporting.tables import results_table
 from equidp.training.charging import ledger_of
 
@@ -30,12 +31,14 @@ MOST_NAMES = 6
 
 def cost_figure(metrics: dict[str, Any], settings: Settings, *, algorithm: str) -> go.Figure:
     """What privacy cost each group."""
-    return cost_per_group({algorithm: metrics}, settings.data.groups[0])
+    exact = f"Exact figures of {settings.data.evaluate_on} records and of the baseline: outside the guarantee"
+    return noted(cost_per_group({algorithm: metrics}, settings.data.groups[0]), exact)
 
 
 def accuracy_figure(metrics: dict[str, Any], settings: Settings, *, algorithm: str) -> go.Figure:
     """Accuracy, or the task's main metric, of each group."""
-    return metric_per_group({algorithm: metrics}, settings.data.groups[0])
+    exact = f"Exact figures of {settings.data.evaluate_on} records: outside the guarantee"
+    return noted(metric_per_group({algorithm: metrics}, settings.data.groups[0]), exact)
 
 
 def statement(privacy: dict[str, Any], settings: Settings) -> str:

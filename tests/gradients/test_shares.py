@@ -1,0 +1,131 @@
+"""No thread's share of a pass ends within a record or a vector, so that no record's last bit is of its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from equidp.gradients.engine import GradientEngine
+from equidp.gradients.shares import WholeShares, threads, whole
+from equidp.training.networks import predict
+
+ROWS = 96
+
+
+@pytest.fixture(params=[2, 3, 6])
+def several(request: pytest.FixtureRequest) -> Iterator[int]:
+    with threads(request.param):
+        yield request.param
+
+
+class Rounded(nn.Module):
+    """Outputs of a layer of sigmoids, of which every last bit counts."""
+
+    def __init__(self, width: int, rounded) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.rounded = nn.Linear(5, width), nn.Linear(width, 3), rounded
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.last(self.rounded(self.first(features)))
+
+
+def absolute(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - labels[:, None]).abs().sum(1)
+
+
+def alike(values: Tensor) -> bool:
+    return bool((values == values[:1]).all())
+
+
+def power(values: Tensor) -> Tensor:
+    return values.abs() ** 1.3
+
+
+@pytest.mark.parametrize("rounded", [torch.sigmoid, lambda x: F.gelu(x, approximate="tanh"), power])
+@pytest.mark.parametrize(("rows", "width"), [(ROWS, 343), (ROWS, 1025), (320, 1024)])
+def test_a_record_has_one_norm_and_output_wherever_it_stands(several: int, rounded, width: int, rows: int) -> None:
+    engine = GradientEngine(Rounded(width, rounded), absolute, rows=rows)
+    for seed in range(4):
+        features = torch.randn(1, 5, generator=torch.Generator().manual_seed(seed)).repeat(rows, 1)
+        assert alike(engine.norms(features, torch.zeros(rows)))
+        assert alike(engine.outputs(features))
+        assert alike(engine.outputs_at(features, engine.flatten()))
+        assert torch.get_num_threads() == several
+
+
+def test_one_record_less_at_a_kink_moves_the_sum_by_one_gradient() -> None:
+    """On two threads the 48th record ends the first thread's share; one record less makes another one the 48th."""
+    network, tried = Rounded(1025, power), 0
+    engine = GradientEngine(
+        network, lambda outputs, labels: labels[:, 1] * (outputs[:, 0] - labels[:, 0]).abs(), rows=ROWS
+    )
+
+    def clipped(features: Tensor, labels: Tensor) -> Tensor:
+        norms = engine.norms(features, labels)
+        return engine.weighted_sum(torch.where(norms > 0, 1 / norms, 0))
+
+    with threads(2):
+        for seed in range(8):
+            features = torch.randn(1, 5, generator=torch.Generator().manual_seed(seed)).repeat(ROWS, 1)
+            with torch.no_grad():
+                usual, at_end = network(features)[46:48, 0]
+            labels = torch.stack([usual.expand(60), torch.ones(60)], dim=1)  # no gradient but at the share's end
+            labels[47, 0] = at_end  # none there
+            labels[48, 1] = -1  # nor there, of the other sign elsewhere
+            whole_sum, without = clipped(features[:60], labels), clipped(features[:59], labels[1:])
+            assert (whole_sum - without).norm() <= 1 + 1e-5
+            tried += int(usual != at_end)
+    if not tried:
+        pytest.skip("this processor rounds a power alike wherever it stands")
+
+
+def test_scores_for_noised_figures_do_not_depend_on_place(several: int) -> None:
+    network = Rounded(1025, power)
+    network.scored_at_once = ROWS
+    for seed in range(8):
+        record = torch.randn(1, 5, generator=torch.Generator().manual_seed(seed))
+        assert alike(predict(network, record.repeat(2 * ROWS, 1), alike=True))
+    assert torch.get_num_threads() == several
+
+
+@pytest.mark.parametrize(
+    ("size", "number", "expected"),
+    [
+        (1 << 14, 5, True),  # one thread's
+        (96 * 1024, 2, True),
+        (96 * 1024, 3, True),
+        (96 * 1024, 5, False),  # shares end within a record
+        (96 * 1025, 2, False),  # within a vector
+        (96 * 1025, 3, True),
+        (96 * 512, 4, True),
+        (96 * 502, 4, False),  # a GELU takes all threads
+        (96 * 502 + 1, 4, True),  # nothing of records
+    ],
+)
+def test_whole_shares(size: int, number: int, expected: bool) -> None:
+    assert whole(ROWS, [size], number) is expected
+
+
+def test_threads_come_back_after_a_failed_pass(several: int) -> None:
+    def failing() -> None:
+        with WholeShares().of(torch.zeros(ROWS, 2)):
+            assert torch.get_num_threads() == 1
+            raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        failing()
+    assert torch.get_num_threads() == several
+
+
+def test_where_all_shares_are_whole_all_threads_are_taken() -> None:
+    shares, features = WholeShares(), torch.zeros(ROWS, 64)
+    with threads(4):
+        for expected in (1, 4, 4):
+            with shares.of(features):
+                assert torch.get_num_threads() == expected
+                torch.sigmoid(features.repeat(1, 32))
