@@ -1,4 +1,4 @@
-"""Which GPU a rank opens, and what it sends; tried without one."""
+"""Which GPU a rank opens, or how many threads it takes, and what it sends; tried without a GPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.pretended import OnGpu, pretended_gpu
 
 from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.shares import threads
 from equidp.models import build_model
 from equidp.parameters import TrainingSettings
 from equidp.training.preparation import device_of
@@ -30,6 +31,17 @@ def test_a_rank_takes_its_own_gpu_before_anything_opens_another(name: str, monke
     monkeypatch.setattr(worker, "choose_device", lambda given: done.append(given) or torch.device("cuda"))
     worker._device(name)
     assert done == [3, name]
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, 2), ("6", 6)])
+def test_ranks_of_a_machine_share_its_threads_on_cpus(chosen: str | None, expected: int, monkeypatch) -> None:
+    monkeypatch.setitem(os.environ, "LOCAL_WORLD_SIZE", "3")
+    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "6")
+    if chosen is None:
+        monkeypatch.delitem(os.environ, "OMP_NUM_THREADS")
+    with threads(6):
+        worker._device("cpu")
+        assert torch.get_num_threads() == expected
 
 
 def test_one_gpu_by_its_number_is_no_place_for_several_ranks() -> None:

@@ -108,11 +108,15 @@ def _ending_with_starter(folder: Path) -> Iterator[None]:
         left.wait()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     try:
         yield
     finally:
         left.set()
+        if not starter.is_alive():  # nobody reads how this rank ended, and torch would leave a file that says so
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            watching.join()
 
 
 def _remove(folder: Path) -> None:
@@ -128,7 +132,11 @@ def _remove(folder: Path) -> None:
 def _device(name: str) -> torch.device:
     if name != "cpu" and torch.cuda.is_available():  # before anything else opens a context on the first GPU
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    return choose_device(name)
+    device = choose_device(name)
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        here = int(os.environ["LOCAL_WORLD_SIZE"])  # ranks of this machine: they would stand in each other's way
+        torch.set_num_threads(max(1, torch.get_num_threads() // here))
+    return device
 
 
 def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
