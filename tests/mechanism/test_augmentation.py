@@ -25,7 +25,7 @@ NOISY = Augmentation(2, ("noise",), key=5, shape=(4,), sd=0.5)
 
 def batch(features: Tensor, rows: Tensor | None = None) -> Batch:
     rows = torch.arange(len(features)) if rows is None else rows
-    return Batch(rows, features[rows], torch.zeros(len(rows), dtype=torch.int64), None, rows, rows)
+    return Batch(rows, features[rows], torch.zeros(len(rows), dtype=torch.int64), None, lambda: rows, rows)
 
 
 def of(augmentation: Augmentation, features: Tensor, rows: Tensor | None = None, step: int = 0) -> Tensor:

@@ -31,6 +31,13 @@ def test_a_units_records_need_not_stand_together() -> None:
     assert batch.groups.tolist() == [1, 0]  # of each unit's first record
 
 
+def test_a_batch_knows_nothing_of_who_is_not_in_it() -> None:
+    """Else a part could weigh its records by the sizes of the groups, exact ones."""
+    batch = Population(records(None), LABELS).batch(torch.tensor([1, 4]))
+    assert batch.groups.tolist() == [1, 1]
+    assert {len(value) for value in vars(batch).values() if isinstance(value, torch.Tensor)} == {2}
+
+
 def test_a_unit_is_in_the_group_of_its_first_record() -> None:
     groups = torch.tensor([0, 1, 2, 3, 4, 5])
     population = Population(records(torch.tensor([70, 5, 70, 9, 5, 70])), groups, by_unit=True)

@@ -7,8 +7,9 @@ Batches are Poisson samples of units: every unit enters on its own coin, so the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -30,7 +31,7 @@ class Batch:
         units: `[u]` int64 positions of the sampled units in the population.
         features, labels: of the units' records, `[b, …]` and `[b]`.
         owners: `[b]` int64, which of the `u` units each record belongs to; None where units are records.
-        group_of: `[N]` int64 group of every unit of the population.
+        find_groups: the groups of these units alone; of others no part of an algorithm may know.
         rows: `[b]` int64 positions of the records among all of the population.
         views: m, where features are `[m·b, …]`, m views of each record (`augmentation.py`).
     """
@@ -39,14 +40,14 @@ class Batch:
     features: Tensor
     labels: Tensor
     owners: Tensor | None
-    group_of: Tensor
+    find_groups: Callable[[], Tensor]
     rows: Tensor
     views: int = 1
 
     @cached_property
     def groups(self) -> Tensor:
         """`[u]` int64 group of each unit; gathered when somebody asks, which most algorithms do not."""
-        return self.group_of.index_select(0, self.units)
+        return self.find_groups()
 
     def __len__(self) -> int:
         return len(self.units)
@@ -175,7 +176,7 @@ class Population:
         rows, owners = self._rows(units)
         # `index_select` copies whole rows where indexing copies element by element
         features, labels = (part.index_select(0, rows) for part in (self.records.features, self.records.labels))
-        return Batch(units, features, labels, owners, self.groups, rows)
+        return Batch(units, features, labels, owners, partial(self.groups.index_select, 0, units), rows)
 
     def identities(self, rows: Tensor) -> Tensor:
         """`[b]` int64 of records by their rows: half of each one's identity, or the row where they have none."""
