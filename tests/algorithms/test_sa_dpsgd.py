@@ -29,7 +29,7 @@ class TestDecision:
     """Golden values of the rule."""
 
     def coin(self, monkeypatch: pytest.MonkeyPatch, accepting: Any, value: float) -> None:
-        monkeypatch.setattr(accepting.run.random, "uniform", lambda size, stream: torch.tensor([value]))
+        monkeypatch.setattr(accepting.owner.random, "uniform", lambda size, stream: torch.tensor([value]))
 
     def test_the_chance_falls_with_the_change_and_with_every_acceptance(
         self, lab: Any, monkeypatch: pytest.MonkeyPatch

@@ -145,6 +145,28 @@ class ByActivations(Update):
         return updating
 
 
+class Pruned(Released):
+    """Releases the weights of units that were active, by a hook."""
+
+    def start(self, run: Run) -> Releasing:
+        releasing = Releasing(run)
+        run.engine.model.register_forward_hook(lambda layer, given, out: setattr(releasing, "seen", out.mean(0)))
+        return releasing
+
+
+class Again(Acceptance):
+    """Gives a candidate that is refused the noise of the next one."""
+
+    def start(self, run: Run) -> Accepting:
+        accepting = Accepting()
+        accepting.accept = lambda: bool(run.random.load_state_dict(run.random.state_dict()))  # type: ignore
+        return accepting
+
+    @property
+    def always(self) -> bool:
+        return False
+
+
 @pytest.mark.parametrize(
     ("parts", "asked"),
     [
@@ -154,6 +176,8 @@ class ByActivations(Update):
         ({"update": LedByNorms()}, "LedByNorms asks for run.norms_of_all"),
         ({"update": AddsTheGradient()}, "AddsTheGradient asks for run.engine.weighted_sum"),
         ({"released_weights": Best()}, "Best asks for run.losses"),
+        ({"released_weights": Pruned()}, "Pruned asks for run.engine.model"),
+        ({"acceptance": Again()}, "Again asks for run.random.load_state_dict"),
         ({"acceptance": OnlyBetter()}, "OnlyBetter asks for run.losses"),
         ({"sampler": Hardest()}, "Hardest asks for run.losses"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -58,6 +59,8 @@ class Looking:
     diagnostics: Diagnostics | None
     _optimizer: torch.optim.Optimizer
     recorded: RecordedSteps | None = None
+    _leaves: nn.Module | None = None
+    """A copy of the model with the weights that leave the run."""
     algorithm: Algorithm
     _foreign: bool
     """Whether the contribution, or what it takes as loss, comes from another package."""
@@ -97,6 +100,21 @@ class Looking:
 
     def expected_batch(self) -> float:
         """Units that this process draws on average, public."""
+    @torch.no_grad()
+    def released_model(self) -> nn.Module:
+        """The model with the weights that leave the run: the trained model itself, or a copy with others."""
+        flat = self.releasing.weights()
+        if flat is None:
+            return self.model
+        if self._leaves is None:
+            self._leaves = copy.deepcopy(self.model)
+        self._leaves.load_state_dict(self.model.state_dict())  # frozen parameters and buffers are the model's
+        copies = dict(self._leaves.named_parameters())
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        for parameter, values in zip(self.engine.parameters, self.engine.passes.views(flat), strict=True):
+            copies[names[parameter]].copy_(values)
+        return self._leaves
+
         return self.plan.batch_size
 
     def chunks(self, draw: Draw, size: int | None = None) -> list[Draw]:

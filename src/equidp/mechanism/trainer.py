@@ -193,10 +193,6 @@ class Trainer(Noising):
                 return
             self.step(segment_at(self.segments, self.steps_done))
 
-    def released_model(self) -> nn.Module:
-        """The model with the weights that leave the run: the trained model itself, or a copy with others."""
-        return self.releasing.model()
-
     def outcome(self) -> Outcome:
         """What the run has come to so far."""
         taken = self.steps_done if self.accepting.accepted is None else self.accepting.accepted

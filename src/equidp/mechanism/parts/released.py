@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from equidp.mechanism.parts.base import Part, Run, Running
 
@@ -25,7 +23,6 @@ class Releasing(Running):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._copy: nn.Module | None = None
 
     def follow(self) -> None:
         """Called after every step that was taken, at the new parameters."""
@@ -33,22 +30,6 @@ class Releasing(Running):
     def weights(self) -> Tensor | None:
         """`[d]` weights that leave the run if it ends here; None for the trained ones."""
         return None
-
-    @torch.no_grad()
-    def model(self) -> nn.Module:
-        """The model with these weights: the trained model itself, or a copy, as training goes on with its own."""
-        engine, flat = self.run.engine, self.weights()
-        if flat is None:
-            return engine.model
-        if self._copy is None:
-            self._copy = copy.deepcopy(engine.model)
-        self._copy.load_state_dict(engine.model.state_dict())  # frozen parameters and buffers are the model's
-        copies = dict(self._copy.named_parameters())
-        names = {parameter: name for name, parameter in engine.model.named_parameters()}
-        sizes = [parameter.numel() for parameter in engine.parameters]
-        for parameter, values in zip(engine.parameters, flat.split(sizes), strict=True):
-            copies[names[parameter]].copy_(values.view_as(parameter))
-        return self._copy
 
 
 class ExponentialAverage(Released):

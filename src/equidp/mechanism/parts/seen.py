@@ -11,10 +11,11 @@ from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts.acceptance import Acceptance
 from equidp.mechanism.parts.base import Part, Run, listed
 from equidp.mechanism.parts.contribution import Contribution
-from equidp.mechanism.parts.released import Released
 from equidp.mechanism.parts.sampler import Sampler
 
-FACTS: dict[str, Any] = dict.fromkeys(("combination", "plan", "sampling_rate", "random", "ledger"))
+DRAWN: dict[str, Any] = dict.fromkeys(("bernoulli", "device", "normal", "perturb", "repeatable", "uniform", "words"))
+"""Of the run's random numbers the next ones: whoever sets them back has one noise on two sums, or takes it off."""
+FACTS: dict[str, Any] = dict.fromkeys(("combination", "plan", "sampling_rate", "ledger")) | {"random": DRAWN}
 COINS: dict[str, Any] = FACTS | {"population": dict.fromkeys(("device", "size"))}
 """For a sampler: everybody's coin, and nobody's record."""
 BATCHES: dict[str, Any] = COINS | {"engine": None}
@@ -23,9 +24,7 @@ ITERATES: dict[str, Any] = FACTS | {
     "engine": dict.fromkeys(("device", "dimension", "flatten", "parameters")),
     "public_loss": None,
 }
-"""For what follows the noise: an update, an acceptance. Hooks on a model's layers would show them records."""
-LEAVING: dict[str, Any] = ITERATES | {"engine": ITERATES["engine"] | {"model": None}}
-"""For released weights, which are the model's, or those of a copy."""
+"""For what follows the noise: update, acceptance, released weights. Hooks on a model's layers would show records."""
 
 
 class Tossed:
@@ -54,9 +53,9 @@ class Seen:
                 f"of training records there would be released without noise; it may see {listed(self._names)} of "
                 f"{self._path}."
             )
-        if name == "random" and self._instead is not None:
-            return self._instead
         value, names = getattr(self._whole, name), self._names[name]
+        if name == "random" and self._instead is not None:
+            value = self._instead
         return value if names is None else Seen(value, names, self._part, f"{self._path}.{name}")
 
 
@@ -71,5 +70,5 @@ def seen_by(part: Part, run: Run, plan: Plan, tossed: Tossed | None = None) -> R
         own, names = False, BATCHES
     else:
         own = isinstance(part, Acceptance) and bool(part.candidate_events(plan))
-        names = LEAVING if isinstance(part, Released) else ITERATES
+        names = ITERATES
     return run if own else cast(Run, Seen(run, names, part, instead=tossed))
