@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, vmap
 
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import algorithm_settings
+from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.data.records import Records, Schema
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
@@ -23,6 +24,7 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
     Acceptance,
     Accepting,
+    Added,
     Contributing,
     Contribution,
     Draw,
@@ -454,6 +456,32 @@ class OfCrowds(Sums):
 def test_a_bound_holds_for_every_norm_and_in_every_batch(parts: dict[str, Any], told: str) -> None:
     with pytest.raises(EquidpError, match=told):
         trained(**parts)
+
+
+class OfShort:
+    """Counts twice; mixed in, it is no class of parts."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return (norms <= public["clip_norm"]).sum(0, keepdim=True).float()
+
+
+class Mixed(OfShort, QuantileCount):
+    """Counts all that are within the bound, and inherits what is said of those within half of it."""
+
+
+def test_what_is_said_of_another_statistic_is_not_inherited_beside_a_class_that_is_mixed_in() -> None:
+    assert len(QuantileCount(counts_below=0.5).added()) == 2
+    assert Mixed(counts_below=0.5).added() == (Added(1.0),)
+
+
+class OnceMore(Sums):
+    def at(self, plan: Plan) -> range:
+        return [0, 3]  # type: ignore[return-value]
+
+
+def test_steps_of_a_release_are_a_range() -> None:
+    with pytest.raises(EquidpError, match=r"`at` of the side release OnceMore gives a list, and must give a range"):
+        trained(side_release=OnceMore())
 
 
 class Wrongly(Contributing):

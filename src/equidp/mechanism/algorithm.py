@@ -216,6 +216,11 @@ class Algorithm:
         if side is None:
             return range(0)
         steps, name = side.at(plan), type(side).__name__
+        if not isinstance(steps, range):
+            raise EquidpError(
+                f"{self.name}: `at` of the side release {name} gives a {type(steps).__name__}, and must give a range "
+                "of steps, such as range(0, plan.steps, 2)."
+            )
         if steps.step < 1 or (steps and not 0 <= steps[0] <= steps[-1] < plan.steps):
             raise EquidpError(
                 f"{self.name}: the side release {name} is at the steps {steps}, and the run has the steps 0 to "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -65,11 +65,17 @@ class Part(Declared):
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
         super().__pydantic_init_subclass__(**given)
-        own = vars(cls)
+        kinds = cls.mro()
         for bound, bounded in cls.promised:
-            if bound not in own and any(name in own for name in bounded):
-                first = next(kind for kind in reversed(cls.mro()) if bound in vars(kind))
+            known, *changed = (min(_saying(kinds, name)) for name in (bound, *bounded))
+            if known > min(changed):  # it may be a class that is mixed in
+                first = kinds[max(_saying(kinds, bound))]
                 setattr(cls, bound, vars(first)[bound])  # that of the kind of part, which always holds
+
+
+def _saying(kinds: Sequence[type], name: str) -> list[int]:
+    """Which of these classes define it themselves."""
+    return [at for at, kind in enumerate(kinds) if name in vars(kind)]
 
 
 @dataclass(frozen=True)
