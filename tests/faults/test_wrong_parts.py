@@ -47,11 +47,16 @@ from equidp.mechanism.parts import (
 from equidp.mechanism.parts.sampler import PoissonSampling
 from equidp.mechanism.sampling import Batch
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import TrainingRequest, plan_run, train_model
+from equidp.training import TrainingRequest, make_private, plan_run, train_model
 
 
-def trained(epochs: int = 2, *, units: Tensor | None = None, spoilt: bool = False, **parts: Any) -> dict[str, Any]:
-    """The privacy statement of a small training with these parts; `spoilt`: some features are no numbers."""
+def trained(
+    epochs: int = 2, *, units: Tensor | None = None, spoilt: bool = False, at_once: int | None = None, **parts: Any
+) -> dict[str, Any]:
+    """The privacy statement of a small training with these parts.
+
+    `spoilt`: some features are no numbers; `at_once`: so many records in a chunk.
+    """
     stream = torch.Generator().manual_seed(0)
     features, labels = torch.rand(200, 4, generator=stream), torch.arange(200) % 2
     if spoilt:
@@ -60,7 +65,7 @@ def trained(epochs: int = 2, *, units: Tensor | None = None, spoilt: bool = Fals
     records = split(Records(features, labels, {"class": labels}, schema, unit=units), seed=0)
     algorithm = Algorithm(name="mine", **{"weights": FlatClip(), "initial": {"clip_norm": 0.5}, **parts})
     privacy = PrivacySettings(noise_multiplier=2.0, unit="record" if units is None else "unit")
-    settings = TrainingSettings(epochs=epochs, batch_size=20, device="cpu")
+    settings = TrainingSettings(epochs=epochs, batch_size=20, device="cpu", physical_batch_size=at_once)
     plan = plan_run(algorithm, units=160, groups=2, privacy=privacy, training=settings)
     model = ModelSettings(name="logistic")
     request = TrainingRequest(algorithm, plan, "class", model=model, privacy=privacy, training=settings, seed=0)
@@ -458,6 +463,84 @@ def test_a_bound_holds_for_every_norm_and_in_every_batch(parts: dict[str, Any], 
         trained(**parts)
 
 
+TAKEN = {"steps": 0}
+
+
+class Counted(Update):
+    """Tells of the run's steps elsewhere."""
+
+    def start(self, run: Run) -> Updating:
+        updating = Updating()
+        updating.direction = lambda noisy, facts: TAKEN.update(steps=facts.step) or noisy  # type: ignore
+        return updating
+
+
+class LaterTwice(FlatClip):
+    """Twice its bound, once the run is under way."""
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return super().weights(norms, public) * (2 if TAKEN["steps"] > 10 else 1)
+
+
+class LaterByOthers(FlatClip):
+    """By the longest of its batch, once the run is under way."""
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return super().weights(norms, public) * (norms.min() / norms.max() if TAKEN["steps"] > 10 else 1)
+
+
+class LaterMore(Sums):
+    """Sums that are twice as large, once the run is under way."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return super().statistic(norms, groups, public, plan) * (2 if TAKEN["steps"] > 10 else 1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"weights": LaterTwice()}, "LaterTwice lets a record add more than its `bound`"),
+        ({"weights": LaterByOthers()}, "LaterByOthers weighs a record by the others of its batch"),
+        ({"side_release": LaterMore()}, "LaterMore lets a unit of a batch move its statistic by more than"),
+    ],
+)
+def test_rules_and_side_releases_are_tried_again_as_the_run_goes_on(parts: dict[str, Any], told: str) -> None:
+    TAKEN["steps"] = 0
+    with pytest.raises(EquidpError, match=told):
+        trained(10, update=Counted(), **parts)
+
+
+class HalvesAfterwards(FlatClip):
+    """Halves the bound that its noise follows, once the weights are made."""
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        weights = super().weights(norms, public)
+        if 1 < len(norms) < 50:
+            public["clip_norm"].mul_(0.5)
+        return weights
+
+
+class Doubles(Update):
+    def start(self, run: Run) -> Updating:
+        updating = Updating()
+        updating.direction = lambda noisy, facts: noisy / facts.sensitivity.mul_(2)  # type: ignore[method-assign]
+        return updating
+
+
+@pytest.mark.parametrize("parts", [{"weights": HalvesAfterwards()}, {"update": Doubles()}])
+def test_what_a_part_changes_in_place_is_its_own(parts: dict[str, Any]) -> None:
+    """Δ follows from the values that the weights were made of."""
+    stream = torch.Generator().manual_seed(0)
+    data = torch.rand(200, 4, generator=stream), torch.arange(200) % 2
+    algorithm = Algorithm(name="mine", **{"weights": FlatClip(), "initial": {"clip_norm": 0.5}, **parts})
+    trainer = make_private(
+        nn.Linear(4, 2), data, nn.CrossEntropyLoss(reduction="none"), algorithm=algorithm, noise_multiplier=1.0,
+        delta=1e-5, epochs=1, batch_size=20, learning_rate=0.1, seed=0, device="cpu",
+    )  # fmt: skip
+    trainer.run_steps(5)
+    assert (trainer.shown["sensitivity"], trainer.public["clip_norm"]) == (0.5, 0.5)
+
+
 class OfShort:
     """Counts twice; mixed in, it is no class of parts."""
 
@@ -631,11 +714,14 @@ def test_a_vector_that_others_turn_is_refused() -> None:
         trained(contribution=Made(kind="Turned"))
 
 
+@pytest.mark.parametrize("at_once", [None, 1])
 @pytest.mark.parametrize("kind", ["Scaled", "Slightly"])
-def test_a_vector_that_earlier_records_scale_is_refused_and_one_that_iterates_scale_is_not(kind: str) -> None:
+def test_a_vector_that_earlier_records_scale_is_refused_and_one_that_iterates_scale_is_not(
+    kind: str, at_once: int | None
+) -> None:
     with pytest.raises(EquidpError, match="the vector of a record changes with the records of earlier batches"):
-        trained(contribution=Made(kind=kind))
-    assert trained(contribution=Made(kind="Followed"))["epsilon"] > 0
+        trained(contribution=Made(kind=kind), at_once=at_once)
+    assert trained(contribution=Made(kind="Followed"), at_once=at_once)["epsilon"] > 0
 
 
 class Swapping(Pursuing):
@@ -701,10 +787,10 @@ class Balanced(Objective):
         return Balancing(loss, self.since)
 
 
-@pytest.mark.parametrize("since", [0, 10])
-def test_a_loss_that_follows_from_the_labels_of_earlier_batches_is_refused(since: int) -> None:
+@pytest.mark.parametrize(("since", "at_once"), [(0, None), (10, None), (0, 1)])
+def test_a_loss_that_follows_from_the_labels_of_earlier_batches_is_refused(since: int, at_once: int | None) -> None:
     with pytest.raises(EquidpError, match="the loss of a record changes with the records of earlier batches"):
-        trained(objective=Balanced(since=since))
+        trained(objective=Balanced(since=since), at_once=at_once)
 
 
 class Warming(Contributing):
@@ -854,6 +940,24 @@ def test_batches_that_no_coins_give_are_refused(made: Any, told: str) -> None:
 
     with pytest.raises(EquidpError, match=f"mine: Drawing draws {told}"):
         trained(sampler=Mine(), epochs=12)
+
+
+class OnHost(Drawing):
+    """Says that it draws as usual."""
+
+    on_host = True
+
+
+@pytest.mark.parametrize("kind", [OnHost, PoissonSampling])
+def test_a_sampler_is_judged_whatever_it_says_of_itself(kind: type[PoissonSampling]) -> None:
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = kind(self, run)
+            sampling.draw = lambda: Draw(torch.arange(140))  # type: ignore[method-assign]
+            return sampling
+
+    with pytest.raises(EquidpError, match="draws 140 units by step 1, more than its `sampling_rate` gives"):
+        trained(sampler=Mine())
 
 
 def test_a_sampler_that_tosses_coins_of_its_own_is_refused() -> None:

@@ -325,7 +325,7 @@ class TestStep:
         """A resumed run tries again: its masks would be others, beside the same noise."""
         run = trainer(records(), model=nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)))
         before, draw = torch.get_rng_state(), run.draw()
-        run.try_contribution(draw)
+        run.try_contribution([draw])
         assert len(draw.units) > 1
         assert torch.equal(torch.get_rng_state(), before)
 

@@ -64,6 +64,8 @@ class Looking:
     algorithm: Algorithm
     _foreign: bool
     """Whether the contribution, or what it takes as loss, comes from another package."""
+    _ruled: bool = False
+    """Whether the weight rule or the side release does."""
     alone: bool = True
     """Whether no other process trains with it."""
     _zero: Tensor
@@ -98,8 +100,6 @@ class Looking:
             "its model (copy.deepcopy(trainer.model)), or keep trainer.state_dict() and what was charged."
         )
 
-    def expected_batch(self) -> float:
-        """Units that this process draws on average, public."""
     @torch.no_grad()
     def released_model(self) -> nn.Module:
         """The model with the weights that leave the run: the trained model itself, or a copy with others."""
@@ -115,6 +115,8 @@ class Looking:
             copies[names[parameter]].copy_(values)
         return self._leaves
 
+    def expected_batch(self) -> float:
+        """Units that this process draws on average, public."""
         return self.plan.batch_size
 
     def chunks(self, draw: Draw, size: int | None = None) -> list[Draw]:
@@ -263,11 +265,15 @@ class Looking:
         assert rule is not None
         seen = public if groups is None else per_record({k: public[k] for k in (*rule.reads, "scale")}, groups)
         if all_finite(norms) if finite is None else finite:
-            return self._scaled(rule.weights(norms, seen), seen)
+            return self._weighed(norms, seen)
         mask, known = self._finite(norms)
-        return torch.where(mask, self._scaled(rule.weights(known, seen), seen), self._zero)
+        return torch.where(mask, self._weighed(known, seen), self._zero)
 
-    def _scaled(self, weights: Tensor, seen: Public) -> Tensor:
+    def _weighed(self, norms: Tensor, seen: Public) -> Tensor:
+        rule = self.algorithm.weights
+        assert rule is not None
+        # what a rule changes in place would be Δ's, after these weights
+        weights = rule.weights(norms.clone(), copied(seen)) if self._ruled else rule.weights(norms, seen)
         return weights * seen["scale"] if self._scales else weights
 
     def _finite(self, norms: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,6 +307,11 @@ class Looking:
         assert self.diagnostics is not None
         row, self.diagnostics = self.diagnostics.row(), Diagnostics()
         return row
+
+
+def copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values that others may change."""
+    return {name: value.clone() for name, value in values.items()}
 
 
 def _mean_of_units(batch: Batch, of_records: Tensor) -> Tensor:

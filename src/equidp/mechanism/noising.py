@@ -14,6 +14,7 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Segment
 from equidp.gradients.precision import refuse_around, refuse_short_products
 from equidp.gradients.shape import warn_of_rounding_by_place
+from equidp.mechanism.looking import copied
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
 from equidp.mechanism.states import seed_unforeseen
@@ -145,13 +146,15 @@ class Noising(Trying):
         release, noise = self.algorithm.side_release, self._side_noise
         assert release is not None
         assert noise is not None
-        seen = norms if finite else self._finite(norms)[1]
+        seen, carried = norms if finite else self._finite(norms)[1], self.public
+        if self._ruled:  # by what it changes in place others would be weighed
+            seen, groups, carried, public = seen.clone(), groups.clone(), copied(carried), copied(public)
         exact = release.statistic(seen, groups, public, self.plan)
         if absent is not None:
             exact = exact - absent * release.statistic(self._zero.view(1), groups.new_zeros(1), public, self.plan)
         exact = self.reduce(exact)
         noised = self.random.perturb(exact, sensitivity=noise[0], noise_multiplier=noise[1])
-        later, now = release.consequences(noised, self.public, public, facts)
+        later, now = release.consequences(noised, carried, public, facts)
         self.public |= later
         if len(self._release_steps) < self.plan.steps:
             self.given = now

@@ -129,7 +129,7 @@ class RecordedSteps:
         expected = trainer.expected_batch()
         held = {
             "its batches are cut into chunks": expected <= (trainer.engine.rows or 0),
-            "a batch is drawn by what only the device knows": trainer.sampling.on_host,
+            "a batch is drawn by what only the device knows": trainer.draws_on_host,
             "units have several records": trainer.population.of_records,
             "records have random views": trainer.augmentation is None,
             "exact training figures are collected": trainer.diagnostics is None,

@@ -29,7 +29,7 @@ from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.noising import Noising, unforeseen
 from equidp.mechanism.optimizers import Descent
-from equidp.mechanism.parts import Draw, StepFacts, Tossed, known_sensitivity, seen_by, tensors
+from equidp.mechanism.parts import Draw, StepFacts, Tossed, draws_plainly, known_sensitivity, seen_by, tensors
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, joined, moved, one_at_a_time, set_global_random
@@ -131,9 +131,11 @@ class Trainer(Noising):
         self.contributing = algorithm.contribution.start(seen_by(algorithm.contribution, run, self.plan))
         # this package's have tests, and a GPU would be waited for
         self._foreign = _of_others(algorithm.contribution, self.contributing, self.pursuing)
-        self._trials, self._second_coins = Looks(), Looks()
+        self._ruled = _of_others(*(part for part in (algorithm.weights, algorithm.side_release) if part is not None))
+        self._trials, self._second_coins, self._weighings, self._counts = Looks(), Looks(), Looks(), Looks()
         self._judged = _of_others(algorithm.sampler, self.sampling)
         self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
+        self._led = _of_others(algorithm.update, self.updating)
         self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
         self.releasing = algorithm.released_weights.start(seen_by(algorithm.released_weights, run, self.plan))
         self.recorded = None if new_recorder is None else RecordedSteps(run, new_recorder, passes=record_passes)
@@ -295,7 +297,7 @@ class Trainer(Noising):
     def draw(self) -> Draw:
         """The units of the next batch."""
         draw = self.sampling.draw()
-        if self._judged and not self.sampling.on_host:
+        if self._judged and not draws_plainly(self.sampling):
             self.judge(draw)
         return draw
 
@@ -309,7 +311,7 @@ class Trainer(Noising):
         public = self.public_values(segment)
         norms, finite = None, None
         if self._foreign and len(draws[0].units) and self._trials.due():
-            self.try_contribution(draws[0])
+            self.try_contribution(draws)
         if self.steps_done not in self._release_steps:
             public |= self.given
         else:
@@ -322,10 +324,11 @@ class Trainer(Noising):
                 counted = finite = all_finite(together)
             facts = self._facts(noise_multiplier, known_sensitivity(rule, public))
             groups = joined([b.groups for b in batches])
+            self.try_statistic(together, groups, public)
             public |= self._side_release(together, groups, public, facts, finite=counted)
         total = self.weighted_sum(batches, public, norms, draws, finite=finite)
         noised, delta = self._noised(self.reduce(total), public, noise_multiplier)
-        return noised, self._facts(noise_multiplier, delta)
+        return noised, self._facts(noise_multiplier, delta.clone() if self._led else delta)  # it may be the next bound
 
     def weighted_sum(
         self,
@@ -348,6 +351,7 @@ class Trainer(Noising):
             fresh = norms[index] if kept and norms is not None else self.norms_again(batch)
             known = finite if kept else None
             weights = self.weights(fresh, batch.groups if grouped else None, public, finite=known)
+            self.try_weights(fresh, weights, batch.groups if grouped else None, public)
             if draws is not None and (mask := self.kept(draws[index], fresh)) is not None:
                 weights = torch.where(mask, weights, 0.0)
             part = self.sum_of(weights)

@@ -5,8 +5,9 @@ They are tried in the first step, and again as the run goes on, since a part may
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -17,12 +18,16 @@ from equidp.errors import EquidpError
 from equidp.gradients.engine import Looks
 from equidp.gradients.refusals import same
 from equidp.mechanism.coins import Coins
-from equidp.mechanism.looking import Looking
-from equidp.mechanism.parts import Contributing, Draw, Pursuing, Tossed
+from equidp.mechanism.float32 import SMALLEST
+from equidp.mechanism.looking import Looking, copied
+from equidp.mechanism.parts import Contributing, Draw, Public, Pursuing, SideRelease, Tossed, draws_plainly, per_record
 from equidp.mechanism.states import global_random, set_global_random
 
 TRIED, LABELLED = 3, 32
 """Units whose contributions are tried, and whose labels are where an objective of one's own gives them."""
+
+ROUNDING = 1e-5
+"""How far rounding in float32 may carry a weighted norm beyond its bound."""
 
 
 class Trying(Looking):
@@ -33,6 +38,13 @@ class Trying(Looking):
     _judged: bool
     """Whether the sampler comes from another package."""
     _second_coins: Looks
+    _weighings: Looks
+    _counts: Looks
+
+    @property
+    def draws_on_host(self) -> bool:
+        """Whether the host draws; of a sampler of others only where it draws as ours, as nobody judges it there."""
+        return self.sampling.on_host and (not self._judged or draws_plainly(self.sampling))
 
     def judge(self, draw: Draw) -> None:
         """Refuse a batch, or batches, that independent coins of the charged rate do not give."""
@@ -71,13 +83,71 @@ class Trying(Looking):
             )
         return mask
 
-    def try_contribution(self, draw: Draw) -> None:
+    def try_weights(self, norms: Tensor, weights: Tensor, groups: Tensor | None, public: Public) -> None:
+        """Refuse a rule of others that weighs these records by one another, or beyond its bound.
+
+        It was tried before the run, but not at the values that hold by now, and may have changed since.
+        """
+        if not (self._ruled and len(norms) and self._weighings.due()):
+            return
+        rule, before, wrong = self.algorithm.weights, global_random(self.population.device), ""
+        assert rule is not None
+        few = self._some(len(norms))
+        of_groups = [None] * len(few) if groups is None else groups[few].split(1)
+        alone = torch.cat([self.weights(*one, public) for one in zip(norms[few].split(1), of_groups, strict=True)])
+        bounds = rule.bound(copied(public)) * public["scale"]
+        most = bounds if groups is None or not bounds.dim() else bounds.index_select(0, groups)
+        added = weights.double() * torch.where(norms.isfinite() & (weights > SMALLEST), norms, self._zero)
+        if not bool((weights >= 0).all()):
+            wrong = "gives weights that are below 0, or no numbers"
+        elif bool((added > most * (1 + ROUNDING)).any()):
+            wrong = "lets a record add more than its `bound`"
+        elif not (self._drew(before) or torch.allclose(weights[few], alone, rtol=1e-4, atol=0.0)):
+            wrong = "weighs a record by the others of its batch, or of earlier ones"
+        if wrong:
+            name = type(rule).__name__
+            raise EquidpError(f"{self.algorithm.name}: the weight rule {name} {wrong}. So ε would not hold.")
+
+    @torch.no_grad()
+    def try_statistic(self, norms: Tensor, groups: Tensor, public: Public) -> None:
+        """Refuse a side release of others that some of these units move by more than it says."""
+        release = self.algorithm.side_release
+        if release is None or not (self._ruled and len(norms) and self._counts.due()):
+            return
+        before, seen = global_random(self.population.device), self._finite(norms)[1]
+        everyone = torch.arange(len(seen), device=seen.device)
+
+        def told(of: Tensor) -> Tensor:
+            return release.statistic(seen[of], groups[of], copied(public), self.plan).double()
+
+        whole, few = told(everyone), self._some(len(seen))
+        moved = torch.stack([(whole - told(everyone[everyone != one])).norm() for one in few])
+        room = _most(release, seen, groups, public)[few] * (1 + 1e-3) + 1e-5 * whole.norm()  # sums are of float32
+        if not self._drew(before) and not bool((moved <= room).all()):
+            raise EquidpError(
+                f"{self.algorithm.name}: the side release {type(release).__name__} lets a unit of a batch move its "
+                "statistic by more than its `sensitivity` or `added` says. So ε would not hold."
+            )
+
+    def _some(self, size: int) -> Tensor:
+        """`[≤ LABELLED]` positions below that size, others at other steps."""
+        return (torch.arange(min(size, LABELLED), device=self.population.device) + self.steps_done) % size
+
+    def try_contribution(self, draws: Sequence[Draw]) -> None:
         """Refuse vectors that are longer than their norms, or norms that change with the others of a batch.
 
-        Every bound is of norms, so that a part which states them wrongly has no ε.
+        Every bound is of norms, so that a part which states them wrongly has no ε. Of a step in chunks no more units
+        are looked at together than a chunk has.
         """
-        labelled, streams = draw.units[:LABELLED], self.random.state_dict()
-        wrong = self._relabelled(labelled) or self._kept_losses(labelled) or self._untrue_of(draw.units[:TRIED])
+        first, streams = draws[0].units, self.random.state_dict()
+        halves = first[:LABELLED].tensor_split(2) if len(draws) == 1 else [draw.units[:LABELLED] for draw in draws[:2]]
+        apart = torch.cat([draw.units[:TRIED] for draw in draws[:TRIED]])[:TRIED]
+        wrong = (
+            self._relabelled(first[:LABELLED])
+            or self._kept_losses(*halves)
+            or self._untrue_of(first[:TRIED])
+            or self._keeps_vectors(apart)
+        )
         self.random.load_state_dict(streams)  # a resumed run tries at other steps, and has to draw the same
         if wrong:
             beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
@@ -112,11 +182,11 @@ class Trying(Looking):
         return "" if alike else "whether a record counts as classified wrongly changes with the others of its batch"
 
     @torch.no_grad()
-    def _kept_losses(self, units: Tensor) -> str:
+    def _kept_losses(self, some: Tensor, others: Tensor) -> str:
         """Whether a record's loss follows from batches before; empty if not. Every digit counts: few add up to many."""
-        if type(self.pursuing) is Pursuing or len(units) < 2:
+        if type(self.pursuing) is Pursuing or not (len(some) and len(others)):
             return ""
-        before, (some, others) = global_random(self.population.device), units.tensor_split(2)
+        before = global_random(self.population.device)
         outputs = [self.engine.outputs(self.population.batch(part).features) for part in (some, others)]
         self._drew(before)  # dropout, which is no part of the loss
         first, _, again = self._lost(some, outputs[0]), self._lost(others, outputs[1]), self._lost(some, outputs[0])
@@ -152,9 +222,16 @@ class Trying(Looking):
             return "the norm of a record changes with the others of its batch"
         if not drawn and bool(((torch.stack(vectors_alone) - vectors).norm(dim=1) > 2 * room).any()):
             return "the vector of a record changes with the others of its batch"
-        if not drawn and self.contributing.remembers and len(few) == TRIED and self._remembered(few):
-            return "the vector of a record changes with the records of earlier batches"
         return ""
+
+    def _keeps_vectors(self, few: Tensor) -> str:
+        """Whether a unit's vector follows from batches before; empty if not. Each of three is taken alone."""
+        if len(few) < TRIED or not self.contributing.remembers:
+            return ""
+        before = global_random(self.population.device)
+        kept = self._remembered(few)
+        alike = self._drew(before) or not kept
+        return "" if alike else "the vector of a record changes with the records of earlier batches"
 
     def _drew(self, before: Mapping[str, Tensor]) -> bool:
         """Whether torch's generators were drawn from since they had these states, which they get again."""
@@ -178,6 +255,20 @@ class Trying(Looking):
             before = kept_of(running)
         # the same calls but for what it may have kept: they round alike, in half precision too
         return bool((found[0] - found[1]).norm() > 1e-3 * found[0].norm() + 1e-12)
+
+
+def _most(release: SideRelease, norms: Tensor, groups: Tensor, public: Public) -> Tensor:
+    """`[u]` by how much units of these norms may move the statistic."""
+    most = torch.full_like(norms, release.sensitivity())
+    if type(release).joint_noise is not SideRelease.joint_noise:  # it may not be of `added`
+        return most
+    for piece in reversed(release.added()):
+        if piece.upto == math.inf:
+            most = torch.full_like(norms, piece.most)
+        elif piece.unit in public:
+            edges = piece.upto * per_record({piece.unit: public[piece.unit]}, groups)[piece.unit]
+            most = torch.where(norms <= edges, piece.most, most)
+    return most
 
 
 def _alike(alone: Tensor, together: Tensor) -> bool:

@@ -31,7 +31,7 @@ from equidp.mechanism.parts.facts import StepFacts
 from equidp.mechanism.parts.objective import Objective, Pursuing
 from equidp.mechanism.parts.public import Public, per_record, scheduled, tensors
 from equidp.mechanism.parts.released import ExponentialAverage, Released, Releasing
-from equidp.mechanism.parts.sampler import Draw, PoissonSampler, Sampler, Sampling
+from equidp.mechanism.parts.sampler import Draw, PoissonSampler, Sampler, Sampling, draws_plainly
 from equidp.mechanism.parts.schedule import Constant, Schedule
 from equidp.mechanism.parts.seen import Tossed, seen_by
 from equidp.mechanism.parts.side_release import Added, SideRelease, counts, noise_level

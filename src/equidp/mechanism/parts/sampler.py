@@ -145,9 +145,16 @@ class PoissonSampling(Sampling):
     @property
     def on_host(self) -> bool:
         """Where a subclass changes none of these."""
-        own = ("draw", "draw_on_host", "kept", "noise", "public", "diagnostics")
-        return all(getattr(type(self), name) is getattr(PoissonSampling, name) for name in own)
+        return draws_plainly(self)
 
     def rates(self) -> Tensor:
         """q for everybody."""
         return torch.full((self.run.population.size,), self.rate)
+
+
+def draws_plainly(sampling: Sampling) -> bool:
+    """Whether it draws as `PoissonSampling` does, whatever it says of itself."""
+    own = ("draw", "draw_on_host", "kept", "noise", "public", "diagnostics")
+    return not set(own) & vars(sampling).keys() and all(
+        getattr(type(sampling), name, None) is getattr(PoissonSampling, name) for name in own
+    )
