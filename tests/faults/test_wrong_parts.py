@@ -13,6 +13,7 @@ from pydantic import PrivateAttr
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.dpsgd_quantile import QuantileCount
@@ -222,6 +223,31 @@ def test_a_ledger_beyond_the_cap_is_not_covered() -> None:
     assert event.count == 5
     assert algorithm.covers(plan, [event], 5)
     assert not algorithm.covers(plan, [replace(event, count=80)], 80)
+
+
+class Extra(Acceptance):
+    """Charges next to nothing, and is shown the whole run."""
+
+    def candidate_events(self, plan: Plan) -> tuple[Event, ...]:
+        return (Event(1.0, 1e3),)
+
+    def start(self, run: Run) -> Accepting:
+        accepting = Accepting()
+        accepting.begin = lambda: run.ledger.append(Event(1.0, 1e3))  # type: ignore[method-assign]
+        return accepting
+
+
+def test_a_statement_says_what_rests_on_parts_of_others() -> None:
+    told = trained(side_release=Sums(), acceptance=Extra())
+    assert told["releases"][1:] == [
+        f"Noised values of {name}, which does not say what they are." for name in ("Sums", "Extra")
+    ]
+    assert [sentence for sentence in told["assumptions"] if "Extra" in sentence] == [
+        "Parts of others hold what they promise: Extra, Sums. Trials found no fault, which proves nothing.",
+        "Their own events cover all that these make of the records, which nobody has tried: Extra.",
+    ]
+    ours = trained(released_weights=ExponentialAverage())
+    assert not any("Parts of others" in sentence for sentence in ours["assumptions"])
 
 
 # ------------------------------------------------------------------------------------- what is kept from step to step

@@ -16,7 +16,11 @@ from equidp.data.sources import unit_noun
 from equidp.errors import EquidpError
 from equidp.evaluation.histogram import figures_event, sensitivity, tables
 from equidp.mechanism.algorithm import Algorithm, Outcome
+from equidp.mechanism.parts import Part
+from equidp.mechanism.parts.base import listed
 from equidp.parameters import DataSettings, PrivacySettings, TrainingSettings
+
+PACKAGE = __name__.partition(".")[0]
 
 LEFT = (
     "The loop was interrupted within a step, or went back to an earlier state. Steps that are taken again have other "
@@ -105,7 +109,7 @@ def privacy_statement(
         **accounted.statement_entries(fixed=algorithm.fixed, ledger=merged(outcome.events)),
         "trade_off": curve.to_dict() if curve else None,
         "accepted_steps": outcome.accepted_steps,
-        "releases": ["The model after every step.", *_released(algorithm, grouping)],
+        "releases": ["The model after every step.", *_released(algorithm, plan, grouping)],
         "public_records": public if algorithm.needs_public else 0,  # else unused: their number would only tell N
         **({"test_records_decide": True} if algorithm.acceptance.on_test else {}),
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
@@ -115,10 +119,33 @@ def privacy_statement(
     }
 
 
-def _released(algorithm: Algorithm, grouping: str) -> list[str]:
+def _released(algorithm: Algorithm, plan: Plan, grouping: str) -> list[str]:
     """What is released besides the model, a sentence of each part."""
+    untold = [part for part in (algorithm.side_release, *_charging(algorithm, plan)) if part and not part.released]
     words = [part.released for part in algorithm.parts if part.released]
+    words += [f"Noised values of {type(part).__name__}, which does not say what they are." for part in untold]
     return [*words, f"Groups are those of {grouping}."] if grouping and algorithm.of_groups else words
+
+
+def _charging(algorithm: Algorithm, plan: Plan) -> list[Part]:
+    """The parts that have events of their own."""
+    sampler, acceptance = algorithm.sampler, algorithm.acceptance
+    found = [(sampler, sampler.releases(plan) or sampler.budget(plan)), (acceptance, acceptance.candidate_events(plan))]
+    return [part for part, events in found if events]
+
+
+def _of_others(algorithm: Algorithm, plan: Plan) -> list[str]:
+    """What ε rests on where parts are not this package's: nobody has proved these."""
+    others = [part for part in algorithm.parts if not type(part).__module__.startswith(f"{PACKAGE}.")]
+    charging = [part for part in _charging(algorithm, plan) if part in others]
+    told = [
+        (
+            "Parts of others hold what they promise: {}. Trials found no fault, which proves nothing.",
+            others,
+        ),
+        ("Their own events cover all that these make of the records, which nobody has tried: {}.", charging),
+    ]
+    return [words.format(listed(type(part).__name__ for part in parts)) for words, parts in told if parts]
 
 
 def _assumptions(
@@ -134,6 +161,7 @@ def _assumptions(
         "public.",
         "What the model starts from is public and was not computed from these records: initial weights, and pretrained "
         "weights, word vectors or feature maps read from files.",
+        *_of_others(algorithm, plan),
         split_sentence(membership, unit, exposed=_exposed(algorithm, plan)),
         _trials(plan, membership)
         + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
