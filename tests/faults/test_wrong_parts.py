@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, vmap
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import algorithm_settings
+from equidp.algorithms.auto_s import Normalise
 from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.data.records import Records, Schema
 from equidp.data.splitting import split
@@ -581,6 +582,17 @@ class Mixed(OfShort, QuantileCount):
 def test_what_is_said_of_another_statistic_is_not_inherited_beside_a_class_that_is_mixed_in() -> None:
     assert len(QuantileCount(counts_below=0.5).added()) == 2
     assert Mixed(counts_below=0.5).added() == (Added(1.0),)
+
+
+class Falling(Schedule):
+    def segments(self, plan: Plan) -> tuple[Segment, ...]:
+        return (Segment(plan.steps, clip=0.5),)
+
+
+def test_a_schedule_of_bounds_needs_a_bound() -> None:
+    with pytest.raises(EquidpError, match="the schedule Falling moves clip_norm, and Normalise reads none that begins"):
+        trained(schedule=Falling(), weights=Normalise(), initial={})
+    assert trained(schedule=Falling())["epsilon"] > 0
 
 
 class OnceMore(Sums):

@@ -81,6 +81,11 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = Tru
     rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
     if rule is None:
         return
+    if "clip_norm" not in rule.reads & public.keys() and any(segment.clip != 1 for segment in segments):
+        raise EquidpError(
+            f"{algorithm.name}: the schedule {type(algorithm.schedule).__name__} moves clip_norm, and "
+            f"{type(rule).__name__} reads none that begins in `initial`: leave `clip` of each Segment out."
+        )
     known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
     for number, segment in enumerate(_unlike(segments)):
         carried, tell = scheduled(public, segment), tell and number == 0 and plan.noise_multiplier > 0
