@@ -523,9 +523,18 @@ class LaterMore(Sums):
         return super().statistic(norms, groups, public, plan) * (2 if TAKEN["steps"] > 10 else 1)
 
 
+class LaterKept(RemembersElsewhere):
+    """Begins to hand exact sums to `later` once the run is under way."""
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        late = TAKEN["steps"] > 10
+        return super().later(noised, public, facts) if late else Sums.later(self, noised, public, facts)
+
+
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
+        ({"side_release": LaterKept()}, "LaterKept makes of a noised value what follows from records"),
         ({"weights": LaterTwice()}, "LaterTwice lets a record add more than its `bound`"),
         ({"weights": LaterByOthers()}, "LaterByOthers weighs a record by the others of its batch"),
         ({"side_release": LaterMore()}, "LaterMore lets a unit of a batch move its statistic by more than"),
@@ -1033,6 +1042,51 @@ def test_a_second_coin_follows_from_a_record_alone(others: bool) -> None:
         assert trained(sampler=Mine())["epsilon"] > 0
         return
     with pytest.raises(EquidpError, match=r"Trimming\.kept decides on a record by the others of its batch"):
+        trained(sampler=Mine())
+
+
+@pytest.mark.parametrize("coin", [True, False])
+def test_a_sampler_keeps_no_norms(coin: bool) -> None:
+    """Neither batches nor bounds may follow from them."""
+
+    class Following(Drawing):
+        longest = torch.tensor(1.0)
+
+        def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
+            self.longest = norms.max() if len(norms) else self.longest
+            return norms <= 10 if coin else None
+
+        def public(self) -> dict[str, Tensor]:
+            return {"clip_norm": self.longest}
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Following(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    with pytest.raises(
+        EquidpError, match=r"Following\.kept changes 'longest', and charges nothing for what it is told"
+    ):
+        trained(sampler=Mine())
+
+
+def test_a_sampler_keeps_no_norms_elsewhere() -> None:
+    class Told(Drawing):
+        def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
+            ELSEWHERE["norms"] = norms
+            return None
+
+        def public(self) -> dict[str, Tensor]:
+            return {"clip_norm": ELSEWHERE.get("norms", torch.ones(1)).max()}
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Told(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    with pytest.raises(EquidpError, match=r"Told\.kept changes 'public\(\)', and charges nothing"):
         trained(sampler=Mine())
 
 

@@ -324,7 +324,7 @@ class Trainer(Noising):
                 counted = finite = all_finite(together)
             facts = self._facts(noise_multiplier, known_sensitivity(rule, public))
             groups = joined([b.groups for b in batches])
-            self.try_statistic(together, groups, public)
+            self.try_statistic(together, groups, public, facts)
             public |= self._side_release(together, groups, public, facts, finite=counted)
         total = self.weighted_sum(batches, public, norms, draws, finite=finite)
         noised, delta = self._noised(self.reduce(total), public, noise_multiplier)

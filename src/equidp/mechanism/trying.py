@@ -20,7 +20,17 @@ from equidp.gradients.refusals import same
 from equidp.mechanism.coins import Coins
 from equidp.mechanism.float32 import SMALLEST
 from equidp.mechanism.looking import Looking, copied
-from equidp.mechanism.parts import Contributing, Draw, Public, Pursuing, SideRelease, Tossed, draws_plainly, per_record
+from equidp.mechanism.parts import (
+    Draw,
+    Public,
+    Pursuing,
+    Running,
+    SideRelease,
+    StepFacts,
+    Tossed,
+    draws_plainly,
+    per_record,
+)
 from equidp.mechanism.states import global_random, set_global_random
 
 TRIED, LABELLED = 3, 32
@@ -33,6 +43,7 @@ ROUNDING = 1e-5
 class Trying(Looking):
     """A loop that tries its parts."""
 
+    public: dict[str, Tensor]
     _coins: Coins
     _tossed: Tossed
     _judged: bool
@@ -65,10 +76,19 @@ class Trying(Looking):
 
         Raises:
             EquidpError: where a sampler of one's own looks at the others of a batch: one record would add its bound,
-                and take that of another away.
+                and take that of another away. Or where it keeps what it is told, and charges nothing for it.
         """
+        tried = self._judged and len(norms) > 0 and self._second_coins.due()
+        before = self._sampler_tells() if tried else {}
         mask = self.sampling.kept(draw, norms)
-        if mask is None or not (self._judged and len(norms) and self._second_coins.due()):
+        if tried and not (self.algorithm.sampler.releases(self.plan) or self.algorithm.sampler.budget(self.plan)):
+            now = self._sampler_tells()
+            if changed := [name for name in now if name not in before or not _unchanged(before[name], now[name])]:
+                raise EquidpError(
+                    f"{self.algorithm.name}: {type(self.sampling).__name__}.kept changes {changed[0]!r}, and charges "
+                    "nothing for what it is told of the norms: what follows from them would not be private."
+                )
+        if mask is None or not tried:
             return mask
         streams, some = self.random.state_dict(), draw.units[:LABELLED]
         few = Draw(some, None if draw.coins is None else draw.coins[: len(some)])
@@ -82,6 +102,11 @@ class Trying(Looking):
                 "batch, and may look at its own norm and coin, and at public values alone. So ε would not hold."
             )
         return mask
+
+    def _sampler_tells(self) -> dict[str, Any]:
+        """What a sampler keeps, and what it tells."""
+        told = {"public()": copied(self.sampling.public()), "shown()": dict(self.sampling.shown())}
+        return kept_of(self.sampling) | told
 
     def try_weights(self, norms: Tensor, weights: Tensor, groups: Tensor | None, public: Public) -> None:
         """Refuse a rule of others that weighs these records by one another, or beyond its bound.
@@ -109,8 +134,8 @@ class Trying(Looking):
             raise EquidpError(f"{self.algorithm.name}: the weight rule {name} {wrong}. So ε would not hold.")
 
     @torch.no_grad()
-    def try_statistic(self, norms: Tensor, groups: Tensor, public: Public) -> None:
-        """Refuse a side release of others that some of these units move by more than it says."""
+    def try_statistic(self, norms: Tensor, groups: Tensor, public: Public, facts: StepFacts) -> None:
+        """Refuse a side release of others that some of these units move by more than it says, or that keeps them."""
         release = self.algorithm.side_release
         if release is None or not (self._ruled and len(norms) and self._counts.due()):
             return
@@ -120,14 +145,25 @@ class Trying(Looking):
         def told(of: Tensor) -> Tensor:
             return release.statistic(seen[of], groups[of], copied(public), self.plan).double()
 
+        def made() -> list[Tensor]:
+            found = release.consequences(noised.clone(), copied(self.public), copied(public), facts)
+            return [value.clone() for values in found for value in values.values()]
+
         whole, few = told(everyone), self._some(len(seen))
         moved = torch.stack([(whole - told(everyone[everyone != one])).norm() for one in few])
         room = _most(release, seen, groups, public)[few] * (1 + 1e-3) + 1e-5 * whole.norm()  # sums are of float32
-        if not self._drew(before) and not bool((moved <= room).all()):
-            raise EquidpError(
-                f"{self.algorithm.name}: the side release {type(release).__name__} lets a unit of a batch move its "
-                "statistic by more than its `sensitivity` or `added` says. So ε would not hold."
-            )
+        noised = torch.linspace(3, 1, len(whole), device=seen.device)
+        told(everyone)
+        first = made()
+        told(everyone[:0])
+        wrong = ""
+        if not bool((moved <= room).all()):
+            wrong = "lets a unit of a batch move its statistic by more than its `sensitivity` or `added` says"
+        elif not all(map(same, first, made())):
+            wrong = "makes of a noised value what follows from records that it was told of before"
+        if not self._drew(before) and wrong:
+            name = type(release).__name__
+            raise EquidpError(f"{self.algorithm.name}: the side release {name} {wrong}. So ε would not hold.")
 
     def _some(self, size: int) -> Tensor:
         """`[≤ LABELLED]` positions below that size, others at other steps."""
@@ -279,9 +315,20 @@ def _alike(alone: Tensor, together: Tensor) -> bool:
     return torch.allclose(alone, together, rtol=0.0, atol=room, equal_nan=True)
 
 
-def kept_of(running: Contributing) -> dict[str, Any]:
+def kept_of(running: Running) -> dict[str, Any]:
     """Its attributes, those that a step may change in place as copies."""
     return {name: _copied(value) for name, value in vars(running).items()}
+
+
+def _unchanged(before: Any, now: Any) -> bool:
+    """Whether an attribute is what it was."""
+    if isinstance(before, Tensor) and isinstance(now, Tensor):
+        return before.shape == now.shape and same(before, now)
+    if type(before) is type(now) is dict:
+        return before.keys() == now.keys() and all(_unchanged(value, now[name]) for name, value in before.items())
+    if type(before) is type(now) is list:
+        return len(before) == len(now) and all(map(_unchanged, before, now))
+    return before is now or (before == now) is True
 
 
 def _copied(value: Any) -> Any:
