@@ -1090,6 +1090,38 @@ def test_a_sampler_keeps_no_norms_elsewhere() -> None:
         trained(sampler=Mine())
 
 
+class Number(FlatClip):
+    def bound(self, public: Public) -> Tensor:
+        return 0.5  # type: ignore[return-value]
+
+
+class Nothing(FlatClip):
+    def bound(self, public: Public) -> Tensor:
+        return 0 * public["clip_norm"]
+
+
+class Half(Released):
+    def start(self, run: Run) -> Releasing:
+        releasing = Releasing(run)
+        releasing.weights = lambda: torch.zeros(5)  # type: ignore[method-assign]
+        return releasing
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"weights": FlatClip}, "weights is the class FlatClip: give an object of a class of WeightRule's"),
+        ({"side_release": min}, "side_release is a builtin_function_or_method: give an object of a class of SideRel"),
+        ({"weights": Number()}, "`bound` of the weight rule Number gives a float, and must give a tensor"),
+        ({"weights": Nothing()}, "the weight rule Nothing has a `bound` of 0, and must have one above 0"),
+        ({"released_weights": Half()}, r"Releasing.weights gives \[5\] numbers, and the model has \[10\]"),
+    ],
+)
+def test_slips_are_told_in_a_sentence(parts: dict[str, Any], told: str) -> None:
+    with pytest.raises(EquidpError, match=told):
+        trained(**parts)
+
+
 def test_a_step_is_charged_for_the_noise_that_it_takes() -> None:
     class Falling(Drawing):
         """Its noise is a hundredth every other time that it is asked for."""

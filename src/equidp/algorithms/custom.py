@@ -44,7 +44,7 @@ from equidp.algorithms.soft_adaclip import SoftClip
 from equidp.errors import EquidpError, refuse_unknown
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
-    Acceptance,
+    KINDS,
     AlwaysAccept,
     Constant,
     Contribution,
@@ -55,8 +55,6 @@ from equidp.mechanism.parts import (
     PoissonSampler,
     Positive,
     Released,
-    Sampler,
-    Schedule,
     SideRelease,
     UnitWeight,
     Update,
@@ -112,9 +110,8 @@ OWN_PARTS: dict[str, dict[str, type[Part]]] = {
 }
 """Parts by kind and name, as typed under `custom`."""
 
-KINDS = (Sampler, Objective, Contribution, WeightRule, Schedule, SideRelease, Update, Acceptance, Released)
 PARTS: dict[str, Registry[type[Part]]] = {
-    kind: Registry(base.__module__, OWN_PARTS[kind], base.__name__) for kind, base in zip(OWN_PARTS, KINDS, strict=True)
+    kind: Registry(base.__module__, OWN_PARTS[kind], base.__name__) for kind, base in KINDS.items()
 }
 """And those of installed packages: an entry point's group is the module of the kind's class."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from equidp.accounting.budget import Budget
 from equidp.accounting.calibration import smallest_noise
@@ -18,6 +19,7 @@ from equidp.accounting.plan import Plan, Segment
 from equidp.errors import EquidpError, unknown_name
 from equidp.mechanism.optimizers import OPTIMIZERS, Descent, MakeOptimizer
 from equidp.mechanism.parts import (
+    KINDS,
     Acceptance,
     AlwaysAccept,
     Combination,
@@ -99,6 +101,11 @@ class Algorithm:
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
             raise unknown_name(f"optimizer of {self.name}", self.optimizer, OPTIMIZERS)
+        for name, kind in KINDS.items():
+            part = getattr(self, name)
+            if not (isinstance(part, kind) or (part is None and name in ("weights", "side_release"))):
+                given = f"the class {part.__name__}" if isinstance(part, type) else f"a {type(part).__name__}"
+                raise EquidpError(f"{self.name}: {name} is {given}: give an object of a class of {kind.__name__}'s.")
         if self.weights is None:
             return
         side = self.side_release
@@ -121,13 +128,18 @@ class Algorithm:
                 "by a side release."
             ) from error
         try:
-            bound = self.weights.bound(example)
-            self.weights.weights(torch.ones(1), example)
+            bound, weights = self.weights.bound(example), self.weights.weights(torch.ones(1), example)
         except KeyError as error:
             raise EquidpError(
                 f"{self.name}: the weight rule {type(self.weights).__name__} looks up {error}, which its `reads` does "
                 "not name: add it there, and a value to start from to `initial`."
             ) from error
+        for method, value in (("bound", bound), ("weights", weights)):
+            if not isinstance(value, Tensor):
+                raise EquidpError(
+                    f"{self.name}: `{method}` of the weight rule {type(self.weights).__name__} gives a "
+                    f"{type(value).__name__}, and must give a tensor."
+                )
         if not math.isfinite(float(bound.max())):
             raise EquidpError(
                 f"{self.name}: the weight rule {type(self.weights).__name__} has no bound on what one record adds, so "

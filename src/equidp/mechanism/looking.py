@@ -106,6 +106,11 @@ class Looking:
         flat = self.releasing.weights()
         if flat is None:
             return self.model
+        if flat.shape != (self.engine.dimension,):
+            raise EquidpError(
+                f"{self.algorithm.name}: {type(self.releasing).__name__}.weights gives {list(flat.shape)} numbers, and "
+                f"the model has [{self.engine.dimension}] that are trained: give one for each."
+            )
         if self._leaves is None:
             self._leaves = copy.deepcopy(self.model)
         self._leaves.load_state_dict(self.model.state_dict())  # frozen parameters and buffers are the model's

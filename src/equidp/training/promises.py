@@ -186,6 +186,8 @@ def _asked(ask: Callable[[], Tensor], given: Mapping[str, Tensor]) -> tuple[Tens
 def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
     """What is wrong with a rule's weights, or nothing; and the most that a record adds, in parts of the bound."""
     bound, most = float(rule.bound(public)), 0.0
+    if not bound > 0:
+        return f"has a `bound` of {bound:g}, and must have one above 0", most
     # from the smallest to the largest, and close together around the bound, where most rules change
     around = bound * torch.logspace(-1, 1, 200)
     norms = torch.cat([torch.logspace(*NORMS, 2000), around[around.isfinite()]])

@@ -24,6 +24,8 @@ The plain parts live here; the others in the file of the algorithm that introduc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from equidp.mechanism.parts.acceptance import Acceptance, Accepting, AlwaysAccept
 from equidp.mechanism.parts.base import TINY, Combination, NoiseLevel, Part, Run, Running
 from equidp.mechanism.parts.contribution import Contributing, Contribution
@@ -38,3 +40,16 @@ from equidp.mechanism.parts.side_release import Added, SideRelease, counts, nois
 from equidp.mechanism.parts.update import Update, Updating
 from equidp.mechanism.parts.weights import FlatClip, UnitWeight, WeightRule, known_sensitivity, sensitivity
 from equidp.options import HUGE, Positive
+
+KINDS: Mapping[str, type[Part]] = {
+    "sampler": Sampler,
+    "objective": Objective,
+    "contribution": Contribution,
+    "weights": WeightRule,
+    "schedule": Schedule,
+    "side_release": SideRelease,
+    "update": Update,
+    "acceptance": Acceptance,
+    "released_weights": Released,
+}
+"""Of an algorithm's parts, by name."""
