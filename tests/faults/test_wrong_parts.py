@@ -45,6 +45,7 @@ from equidp.mechanism.parts import (
     StepFacts,
     Update,
     Updating,
+    WeightRule,
 )
 from equidp.mechanism.parts.sampler import PoissonSampling
 from equidp.mechanism.sampling import Batch
@@ -596,6 +597,38 @@ def test_what_is_said_of_another_statistic_is_not_inherited_beside_a_class_that_
 class Falling(Schedule):
     def segments(self, plan: Plan) -> tuple[Segment, ...]:
         return (Segment(plan.steps, clip=0.5),)
+
+
+class ThreeStretches(Schedule):
+    def segments(self, plan: Plan) -> tuple[Segment, ...]:
+        return (Segment(5, 1.5, clip=1.5), Segment(plan.steps - 10), Segment(5, 0.5, clip=0.5))
+
+
+class ForgetsItselfBetween(Sums):
+    """Charges the gradients alone at the noise of the second stretch."""
+
+    def joint_noise(self, rule: WeightRule, plan: Plan, noise_multiplier: float) -> float:
+        between = noise_multiplier == plan.noise_multiplier
+        return noise_multiplier if between else super().joint_noise(rule, plan, noise_multiplier)
+
+
+class FarOutBetween(FlatClip):
+    """Exceeds its bound in the second stretch."""
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return super().weights(norms, public) * (4.0 if float(public["clip_norm"].max()) == 0.5 else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"side_release": ForgetsItselfBetween()}, "times what the step is charged for"),
+        ({"weights": FarOutBetween()}, "more than the 0.5 of its `bound`"),
+    ],
+)
+def test_promises_hold_in_every_stretch_of_a_schedule(parts: dict[str, Any], told: str) -> None:
+    with pytest.raises(EquidpError, match=told):
+        trained(schedule=ThreeStretches(), **parts)
 
 
 def test_a_schedule_of_bounds_needs_a_bound() -> None:

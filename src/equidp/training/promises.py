@@ -54,6 +54,9 @@ GROUPS = 4
 CROWD = 64
 """Records of the largest batch that is tried."""
 
+BETWEEN = 16
+"""So many segments of a schedule are tried, and the outermost."""
+
 
 def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = True) -> None:
     """Try what a schedule, a weight rule and a side release promise.
@@ -97,10 +100,12 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = Tru
 
 
 def _unlike(segments: Sequence[Segment]) -> list[Segment]:
-    """The first segment, and those of the least and largest noise and bound where these are others."""
+    """The first segment, and others of other noise and bounds: those of the least and largest, and some between."""
     taken = [segment for segment in segments if segment.steps]
     ends = [end(taken, key=attrgetter(of)) for of in ("noise", "clip") for end in (min, max)]
-    return list({(segment.noise, segment.clip): segment for segment in (taken[0], *ends)}.values())
+    others = list({(segment.noise, segment.clip): segment for segment in taken}.values())
+    between = others[:: -(-len(others) // BETWEEN)]
+    return list({(segment.noise, segment.clip): segment for segment in (taken[0], *ends, *between)}.values())
 
 
 def _refuse_broken_rule(algorithm: Algorithm, rule: WeightRule, first: Public, *, tell: bool) -> None:
