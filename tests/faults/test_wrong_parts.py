@@ -675,6 +675,7 @@ class Stated(Contribution):
     ("stated", "told"),
     [
         (Stated(norm=0.5), "the vector of a record is longer than its norm"),
+        (Stated(norm=0.995), "the vector of a record is longer than its norm"),
         (Stated(sum=2.0), "`weighted_sum` is no sum of the records' vectors"),
         (Stated(by_others=True), "the norm of a record changes with the others of its batch"),
     ],
