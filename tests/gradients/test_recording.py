@@ -96,7 +96,7 @@ def compare(engine: GradientEngine, features: Tensor, labels: Tensor, allowed: f
     norms = engine.norms(features, labels)
     weights = torch.where(norms.isfinite(), (0.1 / norms).clamp(max=1.0), 0.0)
     total = engine.weighted_sum(weights)
-    afresh = FixedRows(engine.passes.twin(), engine.rows, WholeShares())
+    afresh = FixedRows(engine.passes.twin(), engine.rows, WholeShares(engine.model))
     torch.testing.assert_close(norms, afresh.norms(features, labels), rtol=allowed, atol=1e-6, equal_nan=True)
     expected = afresh.weighted_sum(weights)
     # without a GPU both are the same operations; else the error is of what was added, which may nearly cancel

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from equidp.gradients.bookkeeping import FEW_FLOATS
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.shares import WholeShares, threads, whole
 from equidp.training.networks import predict
@@ -58,6 +59,68 @@ def test_a_record_has_one_norm_and_output_wherever_it_stands(several: int, round
         assert torch.get_num_threads() == several
 
 
+class Attention(nn.Module):
+    """A mean over time, each record's weights a softmax along it, which torch shares by a rule of its own."""
+
+    def __init__(self, *, last: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.key, self.score, self.value, self.last = nn.Linear(4, 25), nn.Linear(25, 25), nn.Linear(25, 1), last
+
+    def forward(self, features: Tensor) -> Tensor:
+        keys = self.key(features)
+        scores = self.score(keys)
+        shares = scores.transpose(0, 1).contiguous().softmax(0).transpose(0, 1) if self.last else scores.softmax(1)
+        return self.value((keys * shares).sum(1))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 6, 7])
+def test_attention_over_time_does_not_depend_on_place(number: int, last: bool) -> None:
+    engine = GradientEngine(Attention(last=last), absolute, rows=32)
+    with threads(number):
+        for seed in range(6):
+            features = torch.randn(1, 12, 4, generator=torch.Generator().manual_seed(seed)).repeat(32, 1, 1)
+            assert alike(engine.norms(features, torch.zeros(32)))
+            assert alike(engine.outputs(features))
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_views_that_are_passed_one_after_another_share_threads_each_by_itself(number: int) -> None:
+    """Of large features: the sizes of a pass are then multiples of a view's rows alone."""
+    torch.manual_seed(0)
+    wide = 2 * FEW_FLOATS // ROWS
+    model = nn.Sequential(nn.Linear(wide, 5), Rounded(1025, power))
+    engine = GradientEngine(model, absolute, rows=ROWS)
+    with threads(number):
+        for seed in range(8):
+            view = torch.randn(1, wide, generator=torch.Generator().manual_seed(seed)).repeat(ROWS, 1)
+            assert alike(engine.norms(torch.cat([view, view / 2]), torch.zeros(ROWS), views=2))
+
+
+def test_each_kind_of_pass_has_its_own_threads() -> None:
+    """Outputs show no size of the loss, and in another mode a model may compute something else."""
+
+    class Switched(Rounded):
+        def forward(self, features: Tensor) -> Tensor:
+            return super().forward(features) if self.training else features[:, :3]
+
+    def wide(outputs: Tensor, labels: Tensor) -> Tensor:
+        return power(outputs @ torch.linspace(-1, 1, 3 * 1025).view(3, 1025)).sum(1)
+
+    model = Switched(1025, power)
+    engine, switched = GradientEngine(nn.Linear(5, 3), wide, rows=ROWS), GradientEngine(model, absolute, rows=ROWS)
+    with threads(2):
+        for seed in range(8):
+            features = torch.randn(1, 5, generator=torch.Generator().manual_seed(seed)).repeat(ROWS, 1)
+            for _ in range(2):
+                engine.outputs(features)
+                assert alike(engine.norms(features, torch.zeros(ROWS)))
+            for mode in (False, True):
+                model.train(mode)
+                assert alike(switched.outputs(features))
+
+
 def test_one_record_less_at_a_kink_moves_the_sum_by_one_gradient() -> None:
     """On two threads the 48th record ends the first thread's share; one record less makes another one the 48th."""
     network, tried = Rounded(1025, power), 0
@@ -96,15 +159,16 @@ def test_scores_for_noised_figures_do_not_depend_on_place(several: int) -> None:
 @pytest.mark.parametrize(
     ("size", "number", "expected"),
     [
-        (1 << 14, 5, True),  # one thread's
+        (1 << 14, 6, True),  # one thread's, but for a softmax
+        (1 << 14, 5, False),  # a softmax's shares end within a record
+        (1 << 14, 4, False),  # and, where tensors do not begin with the records, within a vector
         (96 * 1024, 2, True),
         (96 * 1024, 3, True),
-        (96 * 1024, 5, False),  # shares end within a record
         (96 * 1025, 2, False),  # within a vector
         (96 * 1025, 3, True),
-        (96 * 512, 4, True),
-        (96 * 502, 4, False),  # a GELU takes all threads
-        (96 * 502 + 1, 4, True),  # nothing of records
+        (96 * 514, 6, True),
+        (96 * 513, 6, False),  # a GELU takes all threads
+        (96 * 513 + 1, 6, True),  # nothing of records
     ],
 )
 def test_whole_shares(size: int, number: int, expected: bool) -> None:
@@ -113,7 +177,7 @@ def test_whole_shares(size: int, number: int, expected: bool) -> None:
 
 def test_threads_come_back_after_a_failed_pass(several: int) -> None:
     def failing() -> None:
-        with WholeShares().of(torch.zeros(ROWS, 2)):
+        with WholeShares(nn.Identity()).of(torch.zeros(ROWS, 2), ROWS):
             assert torch.get_num_threads() == 1
             raise ValueError("here")
 
@@ -123,9 +187,14 @@ def test_threads_come_back_after_a_failed_pass(several: int) -> None:
 
 
 def test_where_all_shares_are_whole_all_threads_are_taken() -> None:
-    shares, features = WholeShares(), torch.zeros(ROWS, 64)
-    with threads(4):
-        for expected in (1, 4, 4):
-            with shares.of(features):
-                assert torch.get_num_threads() == expected
-                torch.sigmoid(features.repeat(1, 32))
+    shares, features = WholeShares(nn.Identity()), torch.zeros(ROWS, 64)
+
+    def found() -> int:
+        with shares.of(features, ROWS):
+            torch.sigmoid(features.repeat(1, 32))
+            return torch.get_num_threads()
+
+    with threads(3):
+        assert [found() for _ in range(3)] == [1, 3, 3]
+        shares.forget()
+        assert [found() for _ in range(2)] == [1, 3]

@@ -79,7 +79,7 @@ class GradientEngine:
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
         self.autocast_kind = self.passes.autocast_kind
         self.rows = rows
-        self._shares = WholeShares()
+        self._shares = WholeShares(model)
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
         self._probed_in: tuple[bool, ...] = ()  # the modes of the model's layers
@@ -176,6 +176,7 @@ class GradientEngine:
         modes = tuple(layer.training for layer in self._trained.layers())  # in another one a layer may do another thing
         if modes != self._probed_in:
             self._tried = 0
+            self._shares.forget()
         # again where there are twice as many: what happens among many does not show among few
         if len(features) and min(len(features), SEVERAL) >= 2 * self._tried:
             with self._trying(features, labels):
@@ -197,6 +198,7 @@ class GradientEngine:
         """
         with self._trying(features, labels):
             look_again(self.passes, features, labels)
+        self._shares.forget()
 
     @contextlib.contextmanager
     def _trying(self, features: Tensor, labels: Tensor) -> Iterator[None]:
@@ -231,7 +233,7 @@ class GradientEngine:
     def _of_records(self, forward: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         # a row at least: some layers fail on none, and a failed run would tell that a batch was empty
         some = self.padded(features if len(features) else features.new_zeros(1, *features.shape[1:]))
-        with contextlib.nullcontext() if self.rows is None else self._shares.of(some):
+        with contextlib.nullcontext() if self.rows is None else self._shares.of(some, len(some)):
             return self.passes.watched(lambda: forward(some))[: len(features)]
 
     def padded(self, values: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class FixedRows:
             longer = (owners[-1:] + 1).expand(len(labels)).clone()
             longer[:records].copy_(owners)
             asked["owners"] = longer
-        with self.shares.of(features):
+        with self.shares.of(features, len(labels), "norms", len(asked.get("iterates") or ()), owners is None):
             found = self.passes.norms(features, labels, **asked)
         self._weights = len(found)
         self._found = records if owners is None else len(found) - nobody

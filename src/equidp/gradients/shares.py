@@ -6,19 +6,21 @@ rounded otherwise. A record that is moved there, by one record less, gets anothe
 another gradient: on two threads the sum moved by 1.9·Δ, on four by 3.9·Δ.
 
 How torch shares n values depends on n and on the number of threads: at least 2¹⁵ values a thread, and GELU takes all
-threads above 2¹⁴. So the number of threads is chosen by the sizes of what the model computes, which a pass of the same
-shape shows: the largest of those for which no share ends within a record or within 32 values.
+threads above 2¹⁴. A softmax along another dimension than the last takes all threads, each for a share of its columns,
+whatever their number: attention over time moved the sum by 6·Δ on six. So the number of threads is chosen by the rows
+and by the sizes of what the model computes, which a pass of the same shape shows: the largest of those for which no
+share ends within a record or a vector.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 EACH, SHARED = 1 << 15, 1 << 14
@@ -26,6 +28,9 @@ EACH, SHARED = 1 << 15, 1 << 14
 
 WHOLE = 32
 """Values after which a share may end: two vectors of 16 floats, which torch computes at once."""
+
+VECTOR = 16
+"""Records after which a thread's share may end, for a softmax over tensors that do not begin with the records."""
 
 
 class Sizes(TorchFunctionMode):
@@ -47,28 +52,40 @@ class Sizes(TorchFunctionMode):
 
 
 class WholeShares:
-    """Threads of private passes; those of a shape are looked for in its first pass, which takes one thread."""
+    """Threads of a model's private passes; those of a kind are looked for in its first pass, which takes one thread."""
 
-    def __init__(self) -> None:
-        self._threads: dict[tuple[int, ...], int] = {}  # by the features' shape and the threads there are
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._threads: dict[Hashable, int] = {}  # by the kind of pass and the threads there are
+
+    def forget(self) -> None:
+        """Look for the threads of every kind anew: a model may have come to compute something else."""
+        self._threads.clear()
 
     @contextlib.contextmanager
-    def of(self, features: Tensor) -> Iterator[None]:
-        """For one forward pass of these features `[rows, …]`, and its backward pass."""
+    def of(self, features: Tensor, rows: int, *others: Hashable) -> Iterator[None]:
+        """For a forward pass of these features, and its backward pass.
+
+        Args:
+            features: `[rows, …]`, or of m views `[m·rows, …]`, which may be passed one after another.
+            rows: of a view.
+            others: whatever else says what is computed.
+        """
         most = torch.get_num_threads()
-        shape = (*features.shape, most)
-        chosen = self._threads.get(shape, 1)
-        if chosen == most or not len(features) or not features.is_cpu:
+        kind = (features.shape, rows, self.model.training, most, others)
+        chosen = self._threads.get(kind, 1)
+        if chosen == most or not rows or not features.is_cpu:
             yield
             return
         with threads(chosen):
-            if shape in self._threads:
+            if kind in self._threads:
                 yield
                 return
             with Sizes() as sizes:
                 yield
-        self._threads[shape] = max(
-            (number for number in range(1, most + 1) if whole(len(features), sizes.seen, number)), default=1
+        sizes.seen.add(features.numel())
+        self._threads[kind] = max(
+            (number for number in range(1, most + 1) if whole(rows, sizes.seen, number)), default=1
         )
 
 
@@ -85,7 +102,7 @@ def threads(number: int) -> Iterator[None]:
 
 def whole(rows: int, sizes: Iterable[int], number: int) -> bool:
     """Whether `number` threads get whole records and vectors of tensors of these sizes, in a pass of so many rows."""
-    return all(
+    return rows % (VECTOR * number) == 0 and all(
         rows % shares == 0 and size // shares % WHOLE == 0
         for size in sizes
         if size > SHARED and size % rows == 0  # else nothing of records

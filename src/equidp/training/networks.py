@@ -132,10 +132,10 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, 
     rows = scored_at_once(network, features)
     rows = in_vectors(rows) if alike else rows
     chunks = [padded(chunk, rows) if alike else chunk for chunk in features.split(rows)]
-    shares = WholeShares() if alike else None
+    shares = WholeShares(network) if alike else None
 
     def scored(chunk: Tensor) -> Tensor:
-        with contextlib.nullcontext() if shares is None else shares.of(chunk):
+        with contextlib.nullcontext() if shares is None else shares.of(chunk, rows):
             return final(network(chunk))
 
     with evaluating(network), channels_last(convolutions_for(network)):
