@@ -383,5 +383,7 @@ def test_outputs_that_are_no_probabilities_are_refused():
     labels = np.array([0, 1])
     with pytest.raises(ValueError, match="no probabilities: give softmax"):
         evaluate(np.log([[0.9, 0.1], [0.2, 0.8]]), labels, {}, classes=CLASSES)
+    rounded = np.array([[1 + 1e-9, -1e-9], [0.0, 1.0]])  # what is left of 1
+    assert evaluate(rounded, labels, {}, classes=CLASSES)["overall"]["accuracy"] == 1.0
     diverged = np.array([[np.nan, -1.0], [0.0, 1.0]])  # a wrong prediction, as before
     assert evaluate(diverged, labels, {}, classes=CLASSES)["overall"]["accuracy"] == 0.5

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from equidp.gradients.bookkeeping import FEW_FLOATS
 from equidp.gradients.engine import GradientEngine
-from equidp.gradients.shares import WholeShares, threads, whole
+from equidp.gradients.shares import Sizes, WholeShares, threads, whole
 from equidp.training.networks import predict
 
 ROWS = 96
@@ -159,20 +159,47 @@ def test_scores_for_noised_figures_do_not_depend_on_place(several: int) -> None:
 @pytest.mark.parametrize(
     ("size", "number", "expected"),
     [
-        (1 << 14, 6, True),  # one thread's, but for a softmax
-        (1 << 14, 5, False),  # a softmax's shares end within a record
-        (1 << 14, 4, False),  # and, where tensors do not begin with the records, within a vector
+        (1 << 14, 5, True),  # one thread's
         (96 * 1024, 2, True),
         (96 * 1024, 3, True),
+        (96 * 1024, 5, False),  # shares end within a record
         (96 * 1025, 2, False),  # within a vector
         (96 * 1025, 3, True),
-        (96 * 514, 6, True),
-        (96 * 513, 6, False),  # a GELU takes all threads
-        (96 * 513 + 1, 6, True),  # nothing of records
+        (96 * 512, 4, True),
+        (96 * 502, 4, False),  # a GELU takes all threads
+        (96 * 502 + 1, 4, True),  # nothing of records
     ],
 )
 def test_whole_shares(size: int, number: int, expected: bool) -> None:
     assert whole(ROWS, [size], number) is expected
+
+
+@pytest.mark.parametrize(("number", "expected"), [(2, True), (4, False), (5, False), (6, True)])
+def test_columns_of_a_softmax_are_shared_however_few(number: int, expected: bool) -> None:
+    """On five threads shares end within a record; on four, if records come last, within a vector."""
+    assert whole(ROWS, [ROWS], number, columns=True) is expected
+
+
+@pytest.mark.parametrize(
+    ("computed", "expected"),
+    [
+        (lambda x: x.softmax(-1), False),
+        (lambda x: torch.softmax(x, 2), False),
+        (lambda x: F.softmax(x.unsqueeze(-1), dim=1), True),
+        (lambda x: x.softmax(1), True),
+        (lambda x: F.log_softmax(x, 1), True),
+        (lambda x: F.softmin(x, dim=1), True),
+        (lambda x: nn.Softmax2d()(x.unsqueeze(-1)), True),
+        (lambda x: F.cross_entropy(x, torch.zeros(4, 2).long(), reduction="none"), True),
+        (lambda x: F.cross_entropy(x[:, :, 0], torch.zeros(4).long(), reduction="none"), False),
+        (lambda x: F.cross_entropy(input=x, target=torch.zeros(4, 2).long()), True),
+        (lambda x: F.binary_cross_entropy_with_logits(x, x), False),
+    ],
+)
+def test_a_softmax_along_another_dimension_than_the_last_is_seen(computed, expected: bool) -> None:
+    with Sizes() as sizes:
+        computed(torch.randn(4, 3, 2))
+    assert sizes.columns is expected
 
 
 def test_threads_come_back_after_a_failed_pass(several: int) -> None:

@@ -32,6 +32,8 @@ METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "mcc", "auroc", "loss", 
 """Measured overall and in every group, in the order they are shown."""
 
 CALIBRATION_BINS = 15
+ROUNDING = 1e-6
+"""So far below 0 a probability may be: what is left of 1 beside the others."""
 UNPREDICTED = -1
 """The predicted class of a record whose scores are not finite: it equals no label."""
 
@@ -272,9 +274,11 @@ def _as_probabilities(scores: NDArray, classes: int) -> NDArray:
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim != 2 or scores.shape[1] != classes:
         raise ValueError(f"scores have shape {scores.shape}, expected [n, {classes}].")
+    below = np.isfinite(scores).all(axis=1, keepdims=True) & (scores < 0)
     # divided by a negative sum, outputs of a model would even change places
-    if (np.isfinite(scores).all(axis=1, keepdims=True) & (scores < 0)).any():
+    if (below & (scores < -ROUNDING)).any():
         raise ValueError("scores are no probabilities: give softmax of a model's outputs, as `predict` does.")
+    scores = np.where(below, 0.0, scores)
     with np.errstate(invalid="ignore", divide="ignore"):
         return scores / scores.sum(axis=1, keepdims=True)
 

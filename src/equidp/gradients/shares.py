@@ -34,21 +34,33 @@ VECTOR = 16
 
 
 class Sizes(TorchFunctionMode):
-    """How many numbers the tensors have that torch's functions return meanwhile."""
+    """How many numbers the tensors have that torch's functions return meanwhile, and whether columns were shared."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[int] = set()
+        self.columns = False
+        """Whether there was a softmax along another dimension than the last, or may have been."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """What the function returns, as it is."""
         found = func(*args, **(kwargs or {}))
+        self.columns |= _shares_columns(getattr(func, "__name__", ""), args, kwargs or {})
         for one in found if isinstance(found, tuple | list) else (found,):
             if isinstance(one, Tensor):
                 self.seen.add(one.numel())
         return found
+
+
+def _shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function of torch's is, or may be, a softmax along another dimension than the last."""
+    if ("softm" not in name and "cross_entropy" not in name) or "binary" in name:
+        return False
+    scores = args[0] if args else kwargs.get("input")
+    along = 1 if "cross_entropy" in name else kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return not isinstance(scores, Tensor) or along not in (-1, scores.dim() - 1)
 
 
 class WholeShares:
@@ -85,7 +97,7 @@ class WholeShares:
                 yield
         sizes.seen.add(features.numel())
         self._threads[kind] = max(
-            (number for number in range(1, most + 1) if whole(rows, sizes.seen, number)), default=1
+            (n for n in range(1, most + 1) if whole(rows, sizes.seen, n, columns=sizes.columns)), default=1
         )
 
 
@@ -100,9 +112,12 @@ def threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def whole(rows: int, sizes: Iterable[int], number: int) -> bool:
-    """Whether `number` threads get whole records and vectors of tensors of these sizes, in a pass of so many rows."""
-    return rows % (VECTOR * number) == 0 and all(
+def whole(rows: int, sizes: Iterable[int], number: int, *, columns: bool = False) -> bool:
+    """Whether `number` threads get whole records and vectors of tensors of these sizes, in a pass of so many rows.
+
+    `columns`: of small tensors, too, and of such as do not begin with the records.
+    """
+    return not (columns and rows % (VECTOR * number)) and all(
         rows % shares == 0 and size // shares % WHOLE == 0
         for size in sizes
         if size > SHARED and size % rows == 0  # else nothing of records

@@ -122,7 +122,7 @@ def _ending_with_starter(folder: Path) -> Iterator[None]:
 def _remove(folder: Path) -> None:
     """Remove a job's folder, and those beside it in which the ranks have met, and called who asked for them."""
     places = {(folder / name).resolve().parent for name in (MEETING, STORE)}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError, KeyError):
         if address := json.loads((folder / JOB).read_text())["evaluated_at"]:
             places.add(Path(address).parent)
     for place in (*places, folder):
