@@ -29,10 +29,10 @@ def test_another_run_at_work_is_told_and_its_files_are_left_alone(project, monke
                 kedro_run(project, pipeline, **more)
         assert [file.name for file in path.parent.iterdir()] == [LOCK]
         # the other one may be the same script, which Python runs again in each of its ranks
-        monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])
-        with pytest.raises(EquidpError, match=r'several ranks.* under if __name__ == "__main__"\.'):
-            kedro_run(project, "ingestion")
-        monkeypatch.undo()
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])
+            with pytest.raises(EquidpError, match=r'several ranks.* under if __name__ == "__main__"\.'):
+                kedro_run(project, "ingestion")
         kedro_run(project, "ingestion", run_label="mine")
     kedro_run(project, "ingestion")
 
