@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
+from numbers import Number
 from typing import Any
 
 import torch
@@ -90,12 +91,16 @@ class Trying(Looking):
                 )
         if mask is None or not tried:
             return mask
-        streams, some = self.random.state_dict(), draw.units[:LABELLED]
+        streams, global_state = self.random.state_dict(), global_random(self.population.device)
+        some = draw.units[:LABELLED]
+        asked, self._tossed.asked = self._tossed.asked, False
         few = Draw(some, None if draw.coins is None else draw.coins[: len(some)])
         alone = [self.sampling.kept(*one) for one in zip(few.split(1), norms[: len(some)].split(1), strict=True)]
-        twice = self.sampling.kept(draw, norms)  # not the same where it draws coins by then
+        twice = self.sampling.kept(draw, norms)
+        tossed, self._tossed.asked = self._tossed.asked, asked or self._tossed.asked
         self.random.load_state_dict(streams)
-        fixed = twice is not None and torch.equal(twice, mask)
+        # coins that are drawn by then fall otherwise for a record alone, and in a batch of few by chance alike twice
+        fixed = not (self._drew(global_state) or tossed) and twice is not None and torch.equal(twice, mask)
         if fixed and any(one is None or bool(one) != bool(mask[at]) for at, one in enumerate(alone)):
             raise EquidpError(
                 f"{self.algorithm.name}: {type(self.sampling).__name__}.kept decides on a record by the others of its "
@@ -326,9 +331,11 @@ def _unchanged(before: Any, now: Any) -> bool:
     """Whether an attribute is what it was."""
     if isinstance(before, Tensor) and isinstance(now, Tensor):
         return before.shape == now.shape and same(before, now)
-    if type(before) is type(now) is dict:
+    if isinstance(before, Number) and isinstance(now, Number):  # NumPy's, too, and what is none
+        return bool(before == now or (before != before and now != now))
+    if type(before) is type(now) and isinstance(before, dict):
         return before.keys() == now.keys() and all(_unchanged(value, now[name]) for name, value in before.items())
-    if type(before) is type(now) is list:
+    if type(before) is type(now) and isinstance(before, (list, tuple, deque)):
         return len(before) == len(now) and all(map(_unchanged, before, now))
     return before is now or (before == now) is True
 
