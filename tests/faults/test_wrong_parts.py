@@ -24,6 +24,7 @@ from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.diagnostics import Diagnostics
 from equidp.mechanism.parts import (
     Acceptance,
     Accepting,
@@ -1186,9 +1187,46 @@ class Number(FlatClip):
         return 0.5  # type: ignore[return-value]
 
 
+class OneForAll(FlatClip):
+    """The largest bound, with a dimension."""
+
+    def bound(self, public: Public) -> Tensor:
+        return public["clip_norm"].max().reshape(1)
+
+
+class PerGroup(Sums):
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return torch.zeros(plan.groups).index_add_(0, groups, norms.clamp(max=1))
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_norm": 0.1 + (noised / facts.plan.batch_size).clamp(0, 1)}
+
+
+class KeepsTwo(PerGroup):
+    """Keeps fewer values than there are groups."""
+
+    keeps: ClassVar[frozenset[str]] = frozenset({"before"})
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return super().later(noised, public, facts) | {"before": noised[:2]}
+
+
+@pytest.mark.parametrize("parts", [{"weights": OneForAll()}, {"side_release": KeepsTwo()}])
+def test_bounds_per_group_go_with_one_for_all_and_with_other_values_that_are_kept(parts: dict[str, Any]) -> None:
+    trainer = small(groups=5, **{"side_release": PerGroup(), **parts})
+    trainer.diagnostics = Diagnostics()
+    trainer.run_steps(5)
+    assert trainer.public["clip_norm"].shape == (5,)
+
+
 class Nothing(FlatClip):
     def bound(self, public: Public) -> Tensor:
         return 0 * public["clip_norm"]
+
+
+class InFloats(Sums):
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Any]:
+        return {name: float(value) for name, value in super().later(noised, public, facts).items()}
 
 
 class Half(Released):
@@ -1204,6 +1242,10 @@ class Half(Released):
         ({"weights": FlatClip}, "weights is the class FlatClip: give an object of a class of WeightRule's"),
         ({"side_release": min}, "side_release is a builtin_function_or_method: give an object of a class of SideRel"),
         ({"weights": Number()}, "`bound` of the weight rule Number gives a float, and must give a tensor"),
+        (
+            {"side_release": InFloats()},
+            "the side release InFloats makes a float of 'clip_norm', and must make a tensor",
+        ),
         ({"weights": Nothing()}, "the weight rule Nothing has a `bound` of 0, and must have one above 0"),
         ({"released_weights": Half()}, r"Releasing.weights gives \[5\] numbers, and the model has \[10\]"),
     ],

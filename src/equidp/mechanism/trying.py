@@ -126,7 +126,7 @@ class Trying(Looking):
         of_groups = [None] * len(few) if groups is None else groups[few].split(1)
         alone = torch.cat([self.weights(*one, public) for one in zip(norms[few].split(1), of_groups, strict=True)])
         bounds = rule.bound(copied(public)) * public["scale"]
-        most = bounds if groups is None or not bounds.dim() else bounds.index_select(0, groups)
+        most = bounds if groups is None or bounds.numel() == 1 else bounds.index_select(0, groups)
         added = weights.double() * torch.where(norms.isfinite() & (weights > SMALLEST), norms, self._zero)
         if not bool((weights >= 0).all()):
             wrong = "gives weights that are below 0, or no numbers"
