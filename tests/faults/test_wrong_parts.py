@@ -1137,6 +1137,18 @@ def test_a_trial_of_a_second_coin_leaves_the_generators_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), now)
 
 
+@pytest.mark.parametrize("kept", [lambda norms: (norms < 1).float(), lambda norms: [True] * len(norms)])
+def test_a_second_coin_is_one_bool_for_each_unit(kept: Any) -> None:
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = PoissonSampling(self, run)
+            sampling.kept = lambda draw, norms: kept(norms)  # type: ignore[method-assign]
+            return sampling
+
+    with pytest.raises(EquidpError, match=r"mine: PoissonSampling\.kept must give one bool for each unit"):
+        small(sampler=Mine()).run_steps(1)
+
+
 @pytest.mark.parametrize("coin", [True, False])
 def test_a_sampler_keeps_no_norms(coin: bool) -> None:
     """Neither batches nor bounds may follow from them."""

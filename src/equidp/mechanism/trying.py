@@ -82,6 +82,12 @@ class Trying(Looking):
         tried = self._judged and len(norms) > 0 and self._second_coins.due()
         before = self._sampler_tells() if tried else {}
         mask = self.sampling.kept(draw, norms)
+        told = isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.shape == norms.shape
+        if self._judged and mask is not None and not told:
+            raise EquidpError(
+                f"{self.algorithm.name}: {type(self.sampling).__name__}.kept must give one bool for each unit, a "
+                "tensor [u], or None."
+            )
         if tried and not (self.algorithm.sampler.releases(self.plan) or self.algorithm.sampler.budget(self.plan)):
             now = self._sampler_tells()
             if changed := [name for name in now if name not in before or not _unchanged(before[name], now[name])]:
