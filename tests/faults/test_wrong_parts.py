@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from pydantic import PrivateAttr
@@ -23,6 +24,7 @@ from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.diagnostics import Diagnostics
 from equidp.mechanism.parts import (
     Acceptance,
     Accepting,
@@ -49,6 +51,7 @@ from equidp.mechanism.parts import (
 )
 from equidp.mechanism.parts.sampler import PoissonSampling
 from equidp.mechanism.sampling import Batch
+from equidp.mechanism.trainer import Trainer
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import TrainingRequest, make_private, plan_run, train_model
 
@@ -73,6 +76,18 @@ def trained(
     model = ModelSettings(name="logistic")
     request = TrainingRequest(algorithm, plan, "class", model=model, privacy=privacy, training=settings, seed=0)
     return train_model(request, records, progress=False).privacy
+
+
+def small(batch_size: int = 20, seed: int = 0, groups: int = 0, **parts: Any) -> Trainer:
+    """A loop over 200 records with these parts."""
+    stream = torch.Generator().manual_seed(0)
+    data = torch.rand(200, 4, generator=stream), torch.arange(200) % 2
+    algorithm = Algorithm(name="mine", **{"weights": FlatClip(), "initial": {"clip_norm": 0.5}, **parts})
+    return make_private(
+        nn.Linear(4, 2), data, nn.CrossEntropyLoss(reduction="none"), algorithm=algorithm, noise_multiplier=1.0,
+        delta=1e-5, epochs=1, batch_size=batch_size, learning_rate=0.1, seed=seed, device="cpu",
+        groups=(torch.arange(200) % groups, groups) if groups else None,
+    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------- exact figures of records, without noise
@@ -567,13 +582,7 @@ class Doubles(Update):
 @pytest.mark.parametrize("parts", [{"weights": HalvesAfterwards()}, {"update": Doubles()}])
 def test_what_a_part_changes_in_place_is_its_own(parts: dict[str, Any]) -> None:
     """Δ follows from the values that the weights were made of."""
-    stream = torch.Generator().manual_seed(0)
-    data = torch.rand(200, 4, generator=stream), torch.arange(200) % 2
-    algorithm = Algorithm(name="mine", **{"weights": FlatClip(), "initial": {"clip_norm": 0.5}, **parts})
-    trainer = make_private(
-        nn.Linear(4, 2), data, nn.CrossEntropyLoss(reduction="none"), algorithm=algorithm, noise_multiplier=1.0,
-        delta=1e-5, epochs=1, batch_size=20, learning_rate=0.1, seed=0, device="cpu",
-    )  # fmt: skip
+    trainer = small(**parts)
     trainer.run_steps(5)
     assert (trainer.shown["sensitivity"], trainer.public["clip_norm"]) == (0.5, 0.5)
 
@@ -1079,6 +1088,67 @@ def test_a_second_coin_follows_from_a_record_alone(others: bool) -> None:
         trained(sampler=Mine())
 
 
+CALLS = list[Tensor]()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_second_coin_may_be_drawn_as_it_is_tossed_in_batches_of_few_too(own: bool) -> None:
+    """There it falls alike twice by chance; and what is shown may be NumPy's numbers, or none."""
+
+    class Thinning(Drawing):
+        def kept(self, draw: Draw, norms: Tensor) -> Tensor:
+            return (self.run.random.uniform(len(norms)) if own else torch.rand(len(norms))) < 0.9
+
+        def shown(self) -> dict[str, float]:
+            return {"nothing": float("nan"), "mean": np.mean([0.5, 1.0])}
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Thinning(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    for seed in range(8):
+        trainer = small(batch_size=3, seed=seed, sampler=Mine())
+        trainer.run_steps(40)
+        assert trainer.steps_done == 40
+
+
+def test_a_trial_of_a_second_coin_leaves_the_generators_as_they_were() -> None:
+    class Thinning(Drawing):
+        def kept(self, draw: Draw, norms: Tensor) -> Tensor:
+            CALLS.append(torch.rand(1))
+            return norms < 1e9
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Thinning(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    CALLS.clear()
+    trainer = small(batch_size=20, seed=0, sampler=Mine())
+    trainer.run_steps(1)
+    now = torch.get_rng_state()
+    assert len(CALLS) > 2  # the step's and the trial's
+    stream = small(batch_size=20, seed=0, sampler=Mine())
+    assert stream.steps_done == 0
+    torch.rand(1)
+    assert torch.equal(torch.get_rng_state(), now)
+
+
+@pytest.mark.parametrize("kept", [lambda norms: (norms < 1).float(), lambda norms: [True] * len(norms)])
+def test_a_second_coin_is_one_bool_for_each_unit(kept: Any) -> None:
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = PoissonSampling(self, run)
+            sampling.kept = lambda draw, norms: kept(norms)  # type: ignore[method-assign]
+            return sampling
+
+    with pytest.raises(EquidpError, match=r"mine: PoissonSampling\.kept must give one bool for each unit"):
+        small(sampler=Mine()).run_steps(1)
+
+
 @pytest.mark.parametrize("coin", [True, False])
 def test_a_sampler_keeps_no_norms(coin: bool) -> None:
     """Neither batches nor bounds may follow from them."""
@@ -1129,9 +1199,46 @@ class Number(FlatClip):
         return 0.5  # type: ignore[return-value]
 
 
+class OneForAll(FlatClip):
+    """The largest bound, with a dimension."""
+
+    def bound(self, public: Public) -> Tensor:
+        return public["clip_norm"].max().reshape(1)
+
+
+class PerGroup(Sums):
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return torch.zeros(plan.groups).index_add_(0, groups, norms.clamp(max=1))
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_norm": 0.1 + (noised / facts.plan.batch_size).clamp(0, 1)}
+
+
+class KeepsTwo(PerGroup):
+    """Keeps fewer values than there are groups."""
+
+    keeps: ClassVar[frozenset[str]] = frozenset({"before"})
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return super().later(noised, public, facts) | {"before": noised[:2]}
+
+
+@pytest.mark.parametrize("parts", [{"weights": OneForAll()}, {"side_release": KeepsTwo()}])
+def test_bounds_per_group_go_with_one_for_all_and_with_other_values_that_are_kept(parts: dict[str, Any]) -> None:
+    trainer = small(groups=5, **{"side_release": PerGroup(), **parts})
+    trainer.diagnostics = Diagnostics()
+    trainer.run_steps(5)
+    assert trainer.public["clip_norm"].shape == (5,)
+
+
 class Nothing(FlatClip):
     def bound(self, public: Public) -> Tensor:
         return 0 * public["clip_norm"]
+
+
+class InFloats(Sums):
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Any]:
+        return {name: float(value) for name, value in super().later(noised, public, facts).items()}
 
 
 class Half(Released):
@@ -1147,6 +1254,10 @@ class Half(Released):
         ({"weights": FlatClip}, "weights is the class FlatClip: give an object of a class of WeightRule's"),
         ({"side_release": min}, "side_release is a builtin_function_or_method: give an object of a class of SideRel"),
         ({"weights": Number()}, "`bound` of the weight rule Number gives a float, and must give a tensor"),
+        (
+            {"side_release": InFloats()},
+            "the side release InFloats makes a float of 'clip_norm', and must make a tensor",
+        ),
         ({"weights": Nothing()}, "the weight rule Nothing has a `bound` of 0, and must have one above 0"),
         ({"released_weights": Half()}, r"Releasing.weights gives \[5\] numbers, and the model has \[10\]"),
     ],

@@ -301,7 +301,8 @@ class Looking:
             return
         few = range(size if size * self.engine.dimension <= MOST_NUMBERS else 0)
         sums = [self.contributing.weighted_sum((finite & (groups == k)).float()) for k in few]
-        bounds = per_record(public or {}, groups).get("clip_norm")
+        bound = {name: value for name, value in (public or {}).items() if name == "clip_norm"}
+        bounds = per_record(bound, groups).get("clip_norm")
         self.diagnostics.group_chunk(norms, groups, size, bounds, sums)
 
     def _observe_step(self, used: Tensor, facts: StepFacts) -> None:

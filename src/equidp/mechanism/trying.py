@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
+from numbers import Number
 from typing import Any
 
 import torch
@@ -81,6 +82,12 @@ class Trying(Looking):
         tried = self._judged and len(norms) > 0 and self._second_coins.due()
         before = self._sampler_tells() if tried else {}
         mask = self.sampling.kept(draw, norms)
+        told = isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.shape == norms.shape
+        if self._judged and mask is not None and not told:
+            raise EquidpError(
+                f"{self.algorithm.name}: {type(self.sampling).__name__}.kept must give one bool for each unit, a "
+                "tensor [u], or None."
+            )
         if tried and not (self.algorithm.sampler.releases(self.plan) or self.algorithm.sampler.budget(self.plan)):
             now = self._sampler_tells()
             if changed := [name for name in now if name not in before or not _unchanged(before[name], now[name])]:
@@ -90,12 +97,16 @@ class Trying(Looking):
                 )
         if mask is None or not tried:
             return mask
-        streams, some = self.random.state_dict(), draw.units[:LABELLED]
+        streams, global_state = self.random.state_dict(), global_random(self.population.device)
+        some = draw.units[:LABELLED]
+        asked, self._tossed.asked = self._tossed.asked, False
         few = Draw(some, None if draw.coins is None else draw.coins[: len(some)])
         alone = [self.sampling.kept(*one) for one in zip(few.split(1), norms[: len(some)].split(1), strict=True)]
-        twice = self.sampling.kept(draw, norms)  # not the same where it draws coins by then
+        twice = self.sampling.kept(draw, norms)
+        tossed, self._tossed.asked = self._tossed.asked, asked or self._tossed.asked
         self.random.load_state_dict(streams)
-        fixed = twice is not None and torch.equal(twice, mask)
+        # coins that are drawn by then fall otherwise for a record alone, and in a batch of few by chance alike twice
+        fixed = not (self._drew(global_state) or tossed) and twice is not None and torch.equal(twice, mask)
         if fixed and any(one is None or bool(one) != bool(mask[at]) for at, one in enumerate(alone)):
             raise EquidpError(
                 f"{self.algorithm.name}: {type(self.sampling).__name__}.kept decides on a record by the others of its "
@@ -121,7 +132,7 @@ class Trying(Looking):
         of_groups = [None] * len(few) if groups is None else groups[few].split(1)
         alone = torch.cat([self.weights(*one, public) for one in zip(norms[few].split(1), of_groups, strict=True)])
         bounds = rule.bound(copied(public)) * public["scale"]
-        most = bounds if groups is None or not bounds.dim() else bounds.index_select(0, groups)
+        most = bounds if groups is None or bounds.numel() == 1 else bounds.index_select(0, groups)
         added = weights.double() * torch.where(norms.isfinite() & (weights > SMALLEST), norms, self._zero)
         if not bool((weights >= 0).all()):
             wrong = "gives weights that are below 0, or no numbers"
@@ -326,9 +337,11 @@ def _unchanged(before: Any, now: Any) -> bool:
     """Whether an attribute is what it was."""
     if isinstance(before, Tensor) and isinstance(now, Tensor):
         return before.shape == now.shape and same(before, now)
-    if type(before) is type(now) is dict:
+    if isinstance(before, Number) and isinstance(now, Number):  # NumPy's, too, and what is none
+        return bool(before == now or (before != before and now != now))
+    if type(before) is type(now) and isinstance(before, dict):
         return before.keys() == now.keys() and all(_unchanged(value, now[name]) for name, value in before.items())
-    if type(before) is type(now) is list:
+    if type(before) is type(now) and isinstance(before, (list, tuple, deque)):
         return len(before) == len(now) and all(map(_unchanged, before, now))
     return before is now or (before == now) is True
 

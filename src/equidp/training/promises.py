@@ -224,6 +224,8 @@ def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
     facts = StepFacts(plan, 0, 1.0, torch.tensor(1.0), 1, plan.sampling_rate)
     every = [side.consequences(value, first, first, facts) for value in _noised(side, first, plan)]
     for name, value in ((name, value) for found in every for made in found for name, value in made.items()):
+        if not isinstance(value, Tensor):
+            return f"makes a {type(value).__name__} of {name!r}, and must make a tensor."
         if name not in side.keeps and tuple(value.shape) not in ((), (plan.groups,)):
             return (
                 f"makes {name!r} of shape {tuple(value.shape)}, and must make it of () for all records, or of "
@@ -267,7 +269,7 @@ def _broken_values(side: SideRelease, rule: WeightRule, first: Public, plan: Pla
     norms = torch.logspace(-9, 9, 19)
     for _, value, values in _tried(side, rule, first, plan, noise):
         bounds = rule.bound(values)
-        weights = [rule.weights(norms, per_record(values, torch.full((19,), group))) for group in _groups(plan)]
+        weights = [rule.weights(norms, _read(rule, values, torch.full((19,), group))) for group in _groups(plan)]
         if not ((bounds > 0) & (bounds < math.inf)).all() or not (torch.stack(weights) >= 0).all():
             shown = ", ".join(f"{name} = {values[name].tolist()}" for name in sorted(side.steers | side.gives))
             return (
@@ -286,7 +288,7 @@ def _broken_joint(side: SideRelease, rule: WeightRule, first: Public, plan: Plan
         same = list(every)
         norms, groups, moved = _moved(side, same[0][0], plan)
         for _, _, values in same:
-            seen = per_record(values, groups)
+            seen = _read(rule, values, groups)
             weights = rule.weights(norms, seen) * seen["scale"]
             added = weights.double() * norms * (weights > SMALLEST) / (float(sensitivity(rule, values)) * noise)
             joint = (added**2 + (moved / side.noise(plan)) ** 2) * charged**2
@@ -329,6 +331,11 @@ def _tried(
     for carried in states:
         for value in noised:
             yield carried, value, {**carried, **side.consequences(value, carried, carried, facts)[1]}
+
+
+def _read(rule: WeightRule, values: Public, groups: Tensor) -> Public:
+    """What a rule is given in a run of groups: a side release may keep values of any shape besides."""
+    return per_record({name: values[name] for name in (*rule.reads, "scale")}, groups)
 
 
 def _noised(side: SideRelease, first: Public, plan: Plan) -> list[Tensor]:
