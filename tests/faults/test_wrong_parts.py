@@ -1175,6 +1175,29 @@ def test_a_sampler_keeps_no_norms(coin: bool) -> None:
         trained(sampler=Mine())
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda: np.ones(1), lambda: (torch.ones(1),), lambda: deque([torch.ones(1)]), lambda: {"a": [torch.ones(1)]}],
+)
+def test_a_sampler_keeps_no_norms_in_place(make: Any) -> None:
+    class Writing(Drawing):
+        def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
+            held = self.held
+            while not isinstance(held, Tensor | np.ndarray):
+                held = held["a"] if isinstance(held, dict) else held[0]
+            held[:] = float(norms.max())
+            return None
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Writing(self, run)
+            sampling.make, sampling.held = (lambda units: units), make()
+            return sampling
+
+    with pytest.raises(EquidpError, match=r"Writing\.kept changes 'held', and charges nothing"):
+        trained(sampler=Mine())
+
+
 def test_a_sampler_keeps_no_norms_elsewhere() -> None:
     class Told(Drawing):
         def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:

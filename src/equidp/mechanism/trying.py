@@ -12,6 +12,7 @@ from copy import copy
 from numbers import Number
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -337,6 +338,8 @@ def _unchanged(before: Any, now: Any) -> bool:
     """Whether an attribute is what it was."""
     if isinstance(before, Tensor) and isinstance(now, Tensor):
         return before.shape == now.shape and same(before, now)
+    if isinstance(before, np.ndarray) and isinstance(now, np.ndarray):
+        return np.array_equal(before, now, equal_nan=before.dtype.kind in "fc" and now.dtype.kind in "fc")
     if isinstance(before, Number) and isinstance(now, Number):  # NumPy's, too, and what is none
         return bool(before == now or (before != before and now != now))
     if type(before) is type(now) and isinstance(before, dict):
@@ -349,8 +352,12 @@ def _unchanged(before: Any, now: Any) -> bool:
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
-    if type(value) is list:
-        return [_copied(one) for one in value]
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if type(value) is deque:
+        return deque(map(_copied, value), value.maxlen)
     if type(value) is dict:
         return {name: _copied(one) for name, one in value.items()}
     return copy(value) if isinstance(value, (list, dict, set, deque)) else value
