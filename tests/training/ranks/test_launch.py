@@ -351,20 +351,23 @@ def test_sums_stay_on_the_machine_that_has_all_ranks(monkeypatch, ranks, here, c
     assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
 
 
-@pytest.mark.parametrize("place", ["", "there", "there:", ":1", "there:one"])
-def test_several_machines_need_a_place_to_meet(monkeypatch, tmp_path, place):
+@pytest.fixture
+def two_machines(monkeypatch, tmp_path):
     monkeypatch.setenv("EQUIDP_NODES", "2")
+    monkeypatch.setenv("EQUIDP_RENDEZVOUS", "there:1")
     monkeypatch.setenv("EQUIDP_JOB_FOLDER", str(tmp_path / "job"))
+
+
+@pytest.mark.usefixtures("two_machines")
+@pytest.mark.parametrize("place", ["", "there", "there:", ":1", "there:one"])
+def test_several_machines_need_a_place_to_meet(monkeypatch, place):
     monkeypatch.setenv("EQUIDP_RENDEZVOUS", place)
     with pytest.raises(EquidpError, match="EQUIDP_RENDEZVOUS=host:port"):
         Machines.from_environment()
 
 
+@pytest.mark.usefixtures("two_machines")
 def test_several_machines_divide_the_ranks(monkeypatch, tmp_path):
-    monkeypatch.setenv("EQUIDP_NODES", "2")
-    monkeypatch.setenv("EQUIDP_RENDEZVOUS", "there:1")
-    monkeypatch.setenv("EQUIDP_JOB_FOLDER", str(tmp_path / "job"))
-
     machines = Machines.from_environment()
 
     assert machines.launch(4, tmp_path).nproc_per_node == 2
@@ -378,10 +381,8 @@ def test_several_machines_divide_the_ranks(monkeypatch, tmp_path):
         Machines.from_environment()
 
 
-def test_ranks_that_cannot_be_divided_are_refused_before_another_machine_is_waited_for(monkeypatch, tmp_path):
-    monkeypatch.setenv("EQUIDP_NODES", "2")
-    monkeypatch.setenv("EQUIDP_RENDEZVOUS", "there:1")
-    monkeypatch.setenv("EQUIDP_JOB_FOLDER", str(tmp_path / "job"))
+@pytest.mark.usefixtures("two_machines")
+def test_ranks_that_cannot_be_divided_are_refused_before_another_machine_is_waited_for(tmp_path):
     job = {"training": {"device": "cpu"}, "plan": {"records": 9}}
     with pytest.raises(EquidpError, match=r"training\.devices=3 cannot be divided among 2 machines: give a multiple"):
         launching.train(job, SimpleNamespace(train=range(9)), 3, None)
