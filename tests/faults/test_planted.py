@@ -422,7 +422,7 @@ class TestPlanted:
     @pytest.fixture(autouse=True)
     def unwatched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Past the loop's own looks at parts of others."""
-        monkeypatch.setattr("equidp.mechanism.trainer._of_others", lambda *of: False)
+        monkeypatch.setattr("equidp.mechanism.trainer.of_others", lambda *of: False)
 
     def test_the_honest_algorithm_passes(self, plant: Plant) -> None:
         plant.check(laboratory(), plant.algorithm)

@@ -30,6 +30,7 @@ from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.noising import Noising, unforeseen
 from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.parts import Draw, StepFacts, Tossed, draws_plainly, known_sensitivity, seen_by, tensors
+from equidp.mechanism.parts.base import of_others
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, joined, moved, one_at_a_time, set_global_random
@@ -130,12 +131,12 @@ class Trainer(Noising):
         self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan, self._tossed))
         self.contributing = algorithm.contribution.start(seen_by(algorithm.contribution, run, self.plan))
         # this package's have tests, and a GPU would be waited for
-        self._foreign = _of_others(algorithm.contribution, self.contributing, self.pursuing)
-        self._ruled = _of_others(*(part for part in (algorithm.weights, algorithm.side_release) if part is not None))
+        self._foreign = of_others(algorithm.contribution, self.contributing, self.pursuing)
+        self._ruled = of_others(*(part for part in (algorithm.weights, algorithm.side_release) if part is not None))
         self._trials, self._second_coins, self._weighings, self._counts = Looks(), Looks(), Looks(), Looks()
-        self._judged = _of_others(algorithm.sampler, self.sampling)
+        self._judged = of_others(algorithm.sampler, self.sampling)
         self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
-        self._led = _of_others(algorithm.update, self.updating)
+        self._led = of_others(algorithm.update, self.updating)
         self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
         self.releasing = algorithm.released_weights.start(seen_by(algorithm.released_weights, run, self.plan))
         self.recorded = None if new_recorder is None else RecordedSteps(run, new_recorder, passes=record_passes)
@@ -443,8 +444,3 @@ class Trainer(Noising):
             self.releasing.load_state_dict(moved(state["releasing"], device))
         if self.diagnostics is not None and state["diagnostics"] is not None:
             self.diagnostics = Diagnostics(**moved(state["diagnostics"], device))
-
-
-def _of_others(*of: object) -> bool:
-    """Whether something comes from another package than this."""
-    return any(type(one).__module__.partition(".")[0] != __package__.partition(".")[0] for one in of)

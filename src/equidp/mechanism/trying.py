@@ -39,7 +39,7 @@ TRIED, LABELLED = 3, 32
 """Units whose contributions are tried, and whose labels are where an objective of one's own gives them."""
 
 ROUNDING = 1e-5
-"""How far rounding in float32 may carry a weighted norm beyond its bound."""
+"""How far rounding in float32 may carry a weighted norm, or a squared shift, beyond its bound."""
 
 
 class Trying(Looking):

@@ -33,11 +33,9 @@ from equidp.mechanism.parts import (
     tensors,
 )
 from equidp.mechanism.parts.base import listed
+from equidp.mechanism.trying import ROUNDING
 
 logger = logging.getLogger(__name__)
-
-ROUNDING = 1e-5
-"""How far rounding in float32 may carry a weighted norm, or a squared shift, beyond its bound."""
 
 LOOSE = 0.4
 """Parts of what is charged below which a warning tells: norms far from the bound lie a factor of 2.2 apart."""

@@ -17,10 +17,8 @@ from equidp.errors import EquidpError
 from equidp.evaluation.histogram import figures_event, sensitivity, tables
 from equidp.mechanism.algorithm import Algorithm, Outcome
 from equidp.mechanism.parts import Part
-from equidp.mechanism.parts.base import listed
+from equidp.mechanism.parts.base import listed, of_others
 from equidp.parameters import DataSettings, PrivacySettings, TrainingSettings
-
-PACKAGE = __name__.partition(".")[0]
 
 LEFT = (
     "The loop was interrupted within a step, or went back to an earlier state. Steps that are taken again have other "
@@ -136,16 +134,13 @@ def _charging(algorithm: Algorithm, plan: Plan) -> list[Part]:
 
 def _of_others(algorithm: Algorithm, plan: Plan) -> list[str]:
     """What ε rests on where parts are not this package's: nobody has proved these."""
-    others = [part for part in algorithm.parts if not type(part).__module__.startswith(f"{PACKAGE}.")]
-    charging = [part for part in _charging(algorithm, plan) if part in others]
-    told = [
-        (
-            "Parts of others hold what they promise: {}. Trials found no fault, which proves nothing.",
-            others,
-        ),
-        ("Their own events cover all that these make of the records, which nobody has tried: {}.", charging),
-    ]
-    return [words.format(listed(type(part).__name__ for part in parts)) for words, parts in told if parts]
+    charging = _charging(algorithm, plan)
+    told = {
+        "Parts of others hold what they promise: {}. Trials found no fault, which proves nothing.": algorithm.parts,
+        "Their own events cover all that these make of the records, which nobody has tried: {}.": charging,
+    }
+    named = {words: [type(part).__name__ for part in parts if of_others(part)] for words, parts in told.items()}
+    return [words.format(listed(names)) for words, names in named.items() if names]
 
 
 def _assumptions(

@@ -73,6 +73,11 @@ class Part(Declared):
                 setattr(cls, bound, vars(first)[bound])  # that of the kind of part, which always holds
 
 
+def of_others(*of: object) -> bool:
+    """Whether a part, or what it has started, comes from another package than this."""
+    return any(type(one).__module__.partition(".")[0] != __package__.partition(".")[0] for one in of)
+
+
 def _saying(kinds: Sequence[type], name: str) -> list[int]:
     """Which of these classes define it themselves."""
     return [at for at, kind in enumerate(kinds) if name in vars(kind)]

@@ -114,7 +114,7 @@ class Peers:
         """This rank's records: all of a unit, or none, as the unit's own identity says.
 
         So one record less leaves the others where they are. Dealt out in turn, all after it would go to another rank:
-        one that may round otherwise, and in a secure run has other views of them. Records without identities are.
+        one that may round otherwise, and in a secure run has other views of them. Records without identities still are.
         """
         identity = records.unit_identity if by_unit else records.identity
         number = torch.arange(len(records)) if identity is None else identity[:, 0]
