@@ -121,6 +121,38 @@ def test_each_kind_of_pass_has_its_own_threads() -> None:
                 assert alike(switched.outputs(features))
 
 
+class Unshown(Rounded):
+    """Rounded values of tensors whose size is not one that the layers return."""
+
+    def __init__(self, how: str, width: int) -> None:
+        super().__init__(width, power)
+        self.how, self.last = how, nn.LazyLinear(3)
+        self.register_buffer("prototypes", torch.randn(7, width))
+
+    def forward(self, features: Tensor) -> Tensor:
+        values = self.first(features)
+        if self.how == "one by one":
+            return self.last(torch.vmap(lambda one: self.rounded(one * self.prototypes).sum(0))(values))
+        return self.last(self.rounded(torch.cat([values, self.prototypes]))[: len(values)])
+
+
+@pytest.mark.parametrize(("how", "width"), [("one by one", 67), ("with prototypes", 1024)])
+def test_sizes_that_no_layer_returns_count_too(several: int, how: str, width: int) -> None:
+    model = Unshown(how, width)
+    model(torch.zeros(1, 5))  # its last layer's width
+    engine = GradientEngine(model, absolute, rows=ROWS)
+    for seed in range(8):
+        features = torch.randn(1, 5, generator=torch.Generator().manual_seed(seed)).repeat(ROWS, 1)
+        assert alike(engine.norms(features, torch.zeros(ROWS)))
+        assert alike(engine.outputs(features))
+
+
+def test_a_function_of_two_tensors_may_compute_all_their_pairs() -> None:
+    with Sizes() as sizes:
+        F.pairwise_distance(torch.zeros(96, 1, 67), torch.zeros(7, 67), p=1.3)
+    assert 96 * 7 * 67 in sizes.seen
+
+
 def test_one_record_less_at_a_kink_moves_the_sum_by_one_gradient() -> None:
     """On two threads the 48th record ends the first thread's share; one record less makes another one the 48th."""
     network, tried = Rounded(1025, power), 0
@@ -167,7 +199,8 @@ def test_scores_for_noised_figures_do_not_depend_on_place(several: int) -> None:
         (96 * 1025, 3, True),
         (96 * 512, 4, True),
         (96 * 502, 4, False),  # a GELU takes all threads
-        (96 * 502 + 1, 4, True),  # nothing of records
+        (103 * 1024, 2, True),  # of prototypes, too: whole vectors do
+        (103 * 1025, 2, False),
     ],
 )
 def test_whole_shares(size: int, number: int, expected: bool) -> None:

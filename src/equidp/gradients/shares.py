@@ -34,24 +34,45 @@ VECTOR = 16
 
 
 class Sizes(TorchFunctionMode):
-    """How many numbers the tensors have that torch's functions return meanwhile, and whether columns were shared."""
+    """How many numbers the tensors have that torch's functions compute meanwhile, and whether columns were shared.
+
+    A view computes none. A function of several tensors may compute all their pairs, as `F.pairwise_distance` does.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[int] = set()
         self.columns = False
         """Whether there was a softmax along another dimension than the last, or may have been."""
+        self.hidden = False
+        """Whether there were tensors whose sizes are not those of what is computed, as within `torch.vmap`."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """What the function returns, as it is."""
-        found = func(*args, **(kwargs or {}))
-        self.columns |= _shares_columns(getattr(func, "__name__", ""), args, kwargs or {})
+        found, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        self.columns |= _shares_columns(name, args, kwargs or {})
+        given = [one for one in args if isinstance(one, Tensor)]
         for one in found if isinstance(found, tuple | list) else (found,):
-            if isinstance(one, Tensor):
+            if not isinstance(one, Tensor):
+                continue
+            memory = _memory(one)
+            self.hidden |= memory is None
+            if name.endswith("_") or not given or memory != _memory(given[0]):
                 self.seen.add(one.numel())
+        if len(given) > 1:
+            with contextlib.suppress(RuntimeError):  # shapes of no pairs, as of a product of matrices
+                self.seen.add(math.prod(torch.broadcast_shapes(*(one.shape for one in given))))
         return found
+
+
+def _memory(values: Tensor) -> int | None:
+    """Where a tensor's numbers are; None of one that stands for many records, one of which it shows."""
+    try:
+        return values.untyped_storage().data_ptr()
+    except NotImplementedError:
+        return None
 
 
 def _shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -96,9 +117,8 @@ class WholeShares:
             with Sizes() as sizes:
                 yield
         sizes.seen.add(features.numel())
-        self._threads[kind] = max(
-            (n for n in range(1, most + 1) if whole(rows, sizes.seen, n, columns=sizes.columns)), default=1
-        )
+        possible = range(1, 2 if sizes.hidden else most + 1)
+        self._threads[kind] = max((n for n in possible if whole(rows, sizes.seen, n, columns=sizes.columns)), default=1)
 
 
 @contextlib.contextmanager
@@ -115,11 +135,14 @@ def threads(number: int) -> Iterator[None]:
 def whole(rows: int, sizes: Iterable[int], number: int, *, columns: bool = False) -> bool:
     """Whether `number` threads get whole records and vectors of tensors of these sizes, in a pass of so many rows.
 
+    A size that is no multiple of the rows may be of the records and something else, as prototypes: whole vectors do.
+
     `columns`: of small tensors, too, and of such as do not begin with the records.
     """
     return not (columns and rows % (VECTOR * number)) and all(
-        rows % shares == 0 and size // shares % WHOLE == 0
+        size % (WHOLE * shares) == 0 and (rows % shares == 0 or size % rows > 0)
         for size in sizes
-        if size > SHARED and size % rows == 0  # else nothing of records
+        if size > SHARED
         for shares in {number, min(number, math.ceil(size / EACH))}
+        if shares > 1
     )
