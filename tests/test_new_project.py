@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -142,6 +143,16 @@ def test_no_message_names_a_page_that_a_wheel_does_not_have() -> None:
                 texts.pop(id(node.value), None)
         named = [text.lineno for text in texts.values() if isinstance(text.value, str) and "docs/" in text.value]
         assert not named, f"{file}, lines {named}: say it in the message"
+
+
+def test_an_algorithm_is_checked_without_those_whose_names_contain_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {}
+    monkeypatch.setattr(pytest, "main", lambda args, plugins: given.update(plugins=plugins) or 0)
+    assert CliRunner().invoke(main, ["check", "dpsgd"]).exit_code == 0
+    of_it = ["test_sum[dpsgd]", "test_sum[dpsgd-1]", "test_sum[1-dpsgd]", "test_sum[1-dpsgd-2]"]
+    items = [SimpleNamespace(name=name) for name in [*of_it, "test_sum[dpsgd_f]", "test_sum[my_dpsgd-1]", "test_dpsgd"]]
+    given["plugins"][0].pytest_collection_modifyitems(items)
+    assert [item.name for item in items] == of_it
 
 
 def test_an_algorithm_that_there_is_not_is_not_checked() -> None:

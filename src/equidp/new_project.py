@@ -14,6 +14,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import click
 import yaml
@@ -80,7 +81,18 @@ def check(name: str) -> None:
     # none of the settings of a project that it is called in
     own = ["-c", os.devnull, "--rootdir", str(folder), "-o", f"pythonpath={folder}", "-p", "no:cacheprovider"]
     own += ["--import-mode=importlib", "-W", "ignore::pytest.PytestWarning"]
-    raise SystemExit(pytest.main([*own, "-q", "-k", name, *tests]))
+    raise SystemExit(pytest.main([*own, "-q", *tests], plugins=[_TestsOf(name)]))
+
+
+class _TestsOf:
+    """A plugin of pytest: of all tests those of one algorithm, and none of others whose names contain its name."""
+
+    def __init__(self, name: str) -> None:
+        self._in_brackets = re.compile(rf"[\[-]{re.escape(name)}[\]-]")
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Keep the tests that have it as a parameter."""
+        items[:] = [item for item in items if self._in_brackets.search(item.name)]
 
 
 def create(folder: Path) -> None:
