@@ -646,6 +646,28 @@ def test_a_schedule_of_bounds_needs_a_bound() -> None:
     assert trained(schedule=Falling())["epsilon"] > 0
 
 
+class AtOnce(Sums):
+    """Gives the bound of the batch itself, by the scheduled one or whatever that is."""
+
+    steers: ClassVar[frozenset[str]] = frozenset()
+    gives: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+    follows: bool = True
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {}
+
+    def now(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        found = super().later(noised, public, facts)["clip_norm"]
+        return {"clip_norm": found * public["clip_norm"] if self.follows else found}
+
+
+def test_a_scheduled_bound_is_not_silently_replaced_by_a_released_one() -> None:
+    with pytest.raises(EquidpError, match="the side release AtOnce gives one that does not follow it"):
+        trained(schedule=Falling(), side_release=AtOnce(follows=False))
+    assert trained(side_release=AtOnce(follows=False))["epsilon"] > 0
+    assert trained(schedule=Falling(), side_release=AtOnce())["epsilon"] > 0
+
+
 class OnceMore(Sums):
     def at(self, plan: Plan) -> range:
         return [0, 3]  # type: ignore[return-value]

@@ -5,11 +5,11 @@ A few adversarial records at a few public values; the contract tests go through 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from operator import attrgetter
 
@@ -87,7 +87,9 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = Tru
             f"{algorithm.name}: the schedule {type(algorithm.schedule).__name__} moves clip_norm, and "
             f"{type(rule).__name__} reads none that begins in `initial`: leave `clip` of each Segment out."
         )
-    known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
+    known = plan if plan.noise_multiplier else replace(plan, noise_multiplier=10.0)
+    if side is not None and "clip_norm" in side.gives and rule.reads <= public.keys() | side.gives:
+        _refuse_unmoved(algorithm, side, public, segments, known)
     for number, segment in enumerate(_unlike(segments)):
         carried, tell = scheduled(public, segment), tell and number == 0 and plan.noise_multiplier > 0
         if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
@@ -104,6 +106,26 @@ def _unlike(segments: Sequence[Segment]) -> list[Segment]:
     others = list({(segment.noise, segment.clip): segment for segment in taken}.values())
     between = others[:: -(-len(others) // BETWEEN)]
     return list({(segment.noise, segment.clip): segment for segment in (taken[0], *ends, *between)}.values())
+
+
+def _refuse_unmoved(
+    algorithm: Algorithm, side: SideRelease, public: Public, segments: Sequence[Segment], plan: Plan
+) -> None:
+    """A schedule that moves clip_norm beside a side release that gives one whatever the schedule says."""
+    facts = StepFacts(plan, 0, 1.0, torch.tensor(1.0), 1, plan.sampling_rate)
+    for segment in segments:
+        states = [scheduled(public, one) for one in (replace(segment, clip=1.0), segment)]
+        if segment.clip == 1 or not segment.steps or any("clip_norm" not in state for state in states):
+            continue
+        noised = _noised(side, public, plan)
+        as_it_is, moved = ([side.consequences(v.clone(), s, s, facts)[1] for v in noised] for s in states)
+        if all(torch.equal(a["clip_norm"], b["clip_norm"]) for a, b in zip(as_it_is, moved, strict=True)):
+            raise EquidpError(
+                f"{algorithm.name}: the schedule {type(algorithm.schedule).__name__} moves clip_norm, and the side "
+                f"release {type(side).__name__} gives one that does not follow it: leave `clip` of each Segment out, "
+                "or take another side release."
+            )
+        return
 
 
 def _refuse_broken_rule(algorithm: Algorithm, rule: WeightRule, first: Public, *, tell: bool) -> None:
