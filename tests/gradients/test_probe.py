@@ -704,3 +704,14 @@ def test_a_digit_that_is_another_one_each_time_is_not_the_other_records_doing() 
 
     engine = GradientEngine(By(shaken), cross_entropy, rows=32)
     assert (engine.norms(torch.randn(24, 6), torch.arange(24) % 3) > 0).all()
+
+
+def test_masks_of_numpys_generator_are_told_to_be_drawn_from_torchs() -> None:
+    """As Wav2Vec2's apply_spec_augment draws them: a record's gradient is another one each time."""
+    numbers = np.random.default_rng(0)
+
+    def masked(outputs: Tensor) -> Tensor:
+        return outputs * torch.from_numpy(numbers.random(outputs.shape) > 0.2)
+
+    with pytest.raises(EquidpError, match="another generator than torch's"):
+        GradientEngine(By(masked), cross_entropy).norms(torch.randn(24, 6), torch.arange(24) % 3)

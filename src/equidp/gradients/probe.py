@@ -433,7 +433,8 @@ def _compare_norms(passes: BookKeeping, together: Tensor, alone: Tensor, share: 
 def _mixed() -> EquidpError:
     return EquidpError(
         "A record's gradient changes with the other records of its batch, or with those before it: some layer or "
-        "the loss mixes records; let each record's loss depend on that record alone."
+        "the loss mixes records, or draws from another generator than torch's (numpy's, say); let each record's loss "
+        "depend on that record alone."
     )
 
 
