@@ -874,6 +874,25 @@ def test_positions_are_told_the_shape_that_has_a_rule_and_have_it_there(check) -
     assert GradientEngine(Placed(1, 4, 6), cross_entropy).norms(torch.randn(5, 4, 6), torch.arange(5) % 3).all()
 
 
+class Headed(nn.Module):
+    """A token of its own before those of each record."""
+
+    def __init__(self, *, repeat: bool) -> None:
+        super().__init__()
+        self.repeat, self.token, self.last = repeat, nn.Parameter(torch.randn(1, 1, 6)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = self.token.repeat(len(x), 1, 1) if self.repeat else self.token.expand(len(x), -1, -1)
+        return self.last(torch.cat([token, x], 1).tanh().mean(1))
+
+
+def test_a_token_that_is_repeated_for_the_records_is_told_to_be_expanded(check) -> None:
+    features = torch.randn(5, 4, 6)
+    with pytest.raises(EquidpError, match=r"given 'token' as its own.* expand\(len\(x\), -1, -1\)"):
+        GradientEngine(Headed(repeat=True), cross_entropy).norms(features, torch.arange(5) % 3)
+    check(Headed(repeat=False), features)
+
+
 def test_a_warning_shows_the_line_that_called(recwarn) -> None:
     GradientEngine(nn.Sequential(nn.Linear(6, 6), Shifted()), cross_entropy)
     assert {warning.filename for warning in recwarn} == {__file__}
@@ -895,6 +914,29 @@ def test_records_must_stay_along_the_first_dimension() -> None:
     model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
     with pytest.raises(EquidpError, match="records must stay along the first dimension"):
         GradientEngine(model, cross_entropy).norms(torch.randn(2, 3, 4), torch.zeros(2, dtype=torch.int64))
+
+
+class Between(nn.Module):
+    """A bias for each pair of places, looked up once for all records, as of T5 and MPNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.last = nn.Embedding(9, 1), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(4)
+        shares = self.bias(places[:, None] - places + 4).squeeze(2).softmax(1)
+        return self.last((shares @ x).mean(1))
+
+
+def test_a_layer_that_sees_no_records_may_be_frozen() -> None:
+    features, labels = torch.randn(5, 4, 6), torch.arange(5) % 3
+    model = Between()
+    with pytest.raises(EquidpError, match=r"'bias'.* sees \(4, 4\) .*freeze its parameters"):
+        GradientEngine(model, cross_entropy).norms(features, labels)
+    model = Between()
+    model.bias.requires_grad_(False)
+    assert GradientEngine(model, cross_entropy).norms(features, labels).all()
 
 
 def test_a_model_is_tried_out_without_the_gpus_shortened_floats() -> None:

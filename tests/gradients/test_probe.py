@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -621,3 +622,96 @@ def test_equal_numbers_are_compared_without_a_copy(monkeypatch: pytest.MonkeyPat
     table[0, 0] = torch.nan
     assert same(table, table.clone())
     assert not same(table, table.nan_to_num())
+
+
+class Converging(nn.Module):
+    """A state that is stepped until all records' have come to rest, or so many times."""
+
+    def __init__(self, *, together: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.together, self.inward, self.outward = together, nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = 10 * self.inward(x)
+        state = torch.zeros_like(given)
+        for _ in range(60):
+            after = torch.tanh(given - 0.8 * state.roll(1, 1))
+            if self.together and bool(((after - state).abs() < 1e-5).all()):
+                break
+            state = after
+        return self.outward(after)
+
+
+class CutToLongest(nn.Module):
+    """A mean over words, of texts that may be cut to the longest of the batch; what is behind a text's end adds 0."""
+
+    def __init__(self, *, together: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.together, self.table, self.out = together, nn.Embedding(WORDS, 24), nn.Linear(24, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.together:
+            ids = ids[:, : int((ids != 0).sum(1).max())]
+        present = (ids != 0).float().unsqueeze(2)
+        words = (self.table(ids) * present).transpose(1, 2).contiguous()  # summed in vectors: in which depends on them
+        return self.out(words.sum(2) / present.sum(1).clamp(min=1))
+
+
+def long_texts(records: int = 24) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, WORDS, (records, 37), generator=generator)
+    return ids.masked_fill(torch.arange(37) >= torch.randint(6, 38, (records, 1), generator=generator), 0)
+
+
+COMPUTING: dict[str, tuple[Callable[..., nn.Module], Callable[[], Tensor]]] = {
+    "until all have converged": (Converging, lambda: torch.randn(24, 6, generator=torch.Generator().manual_seed(2))),
+    "cut to the longest": (CutToLongest, long_texts),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_what_is_computed_otherwise_for_other_batches_is_refused_where_every_bit_counts(name: str) -> None:
+    """In passes of a public number of rows: one record less gave all others another last bit, and at a kink 128·Δ."""
+    make, features = COMPUTING[name]
+    seen, labels = features(), torch.arange(24) % 3
+    with pytest.raises(EquidpError, match="last digits"):
+        GradientEngine(make(together=True), cross_entropy, rows=32).norms(seen, labels)
+    for together, rows in ((True, None), (False, 32)):
+        norms = GradientEngine(make(together=together), cross_entropy, rows=rows).norms(seen, labels)
+        assert (norms > 0).all()
+
+
+def test_a_loss_that_is_computed_otherwise_for_other_batches_is_refused_where_every_bit_counts() -> None:
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        labels = labels[:, : int((labels >= 0).sum(1).max())]
+        each = F.cross_entropy(outputs[:, :, : labels.shape[1]], labels, reduction="none", ignore_index=-1)
+        return each.sum(1) / (labels >= 0).sum(1)
+
+    ids = long_texts()
+    labels = (ids % 3).masked_fill(ids == 0, -1)
+    assert (GradientEngine(Tags(), loss).norms(ids, labels) > 0).all()
+    with pytest.raises(EquidpError, match="last digits"):
+        GradientEngine(Tags(), loss, rows=32).norms(ids, labels)
+
+
+def test_a_digit_that_is_another_one_each_time_is_not_the_other_records_doing() -> None:
+    numbers = np.random.default_rng(0)
+
+    def shaken(outputs: Tensor) -> Tensor:
+        return outputs * (1 + 5e-6 * float(numbers.random()))
+
+    engine = GradientEngine(By(shaken), cross_entropy, rows=32)
+    assert (engine.norms(torch.randn(24, 6), torch.arange(24) % 3) > 0).all()
+
+
+def test_masks_of_numpys_generator_are_told_to_be_drawn_from_torchs() -> None:
+    """As Wav2Vec2's apply_spec_augment draws them: a record's gradient is another one each time."""
+    numbers = np.random.default_rng(0)
+
+    def masked(outputs: Tensor) -> Tensor:
+        return outputs * torch.from_numpy(numbers.random(outputs.shape) > 0.2)
+
+    with pytest.raises(EquidpError, match="another generator than torch's"):
+        GradientEngine(By(masked), cross_entropy).norms(torch.randn(24, 6), torch.arange(24) % 3)

@@ -17,7 +17,7 @@ from equidp.gradients.bookkeeping import Asked, BookKeeping, Precision
 from equidp.gradients.losses import Loss
 from equidp.gradients.misfit import FAILURES, raise_told
 from equidp.gradients.precision import refuse_around, refuse_short_products
-from equidp.gradients.probe import SEVERAL, look_again, probe
+from equidp.gradients.probe import SEVERAL, compare_digits, look_again, probe
 from equidp.gradients.recording import Recorder, Recordings
 from equidp.gradients.refusals import Trained
 from equidp.gradients.shape import FixedRows, padded, weighed_nothing
@@ -182,6 +182,9 @@ class GradientEngine:
             with self._trying(features, labels):
                 refuse_short_products(self.device)
                 tried = probe(self.passes, features, labels, others=self._others)
+                # on a GPU not measured
+                if tried > 1 and self._others and self.rows is not None and self.device.type == "cpu":
+                    compare_digits(self.passes, self._outputs_and_losses, features, labels)
                 self._probed_in, self._tried = modes, tried
         if len(features) and self.look_is_due():
             self.look(features, labels)
@@ -229,6 +232,15 @@ class GradientEngine:
     def outputs_at(self, features: Tensor, weights: Tensor | None) -> Tensor:
         """The outputs `[b, …]` that the passes have for private records, at `[d]` other parameters if given."""
         return self._of_records(lambda some: self.passes.outputs_at(some, weights), features)
+
+    def _outputs_and_losses(self, features: Tensor, labels: Tensor) -> list[Tensor]:
+        """Of records in a pass of so many rows as are tried: the outputs, if they are one tensor, and the losses."""
+        some, theirs = padded(features, SEVERAL), padded(labels, SEVERAL)
+        with self._shares.of(some, len(some), "losses"):
+            outputs = self.passes.outputs(some)
+            losses = self.passes.loss(outputs, theirs)
+        found = [outputs, losses] if isinstance(outputs, Tensor) else [losses]
+        return [values.detach()[: len(features)] for values in found]
 
     def _of_records(self, forward: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         # a row at least: some layers fail on none, and a failed run would tell that a batch was empty

@@ -12,6 +12,8 @@ from equidp.errors import EquidpError, shortened
 from equidp.gradients.bookkeeping import BookKeeping, one_each
 from equidp.gradients.losses import Loss
 from equidp.gradients.packing import SEVERAL, Packed, kind_of, several
+from equidp.gradients.sites import held
+from equidp.gradients.tape import Tape
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 """What torch and models raise of records that they do not take, or where a model's author has made a mistake."""
@@ -36,7 +38,8 @@ def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: 
         ) from error
     # what a device lacks is no fault of the records; `set_deterministic` has words of its own
     passed_on = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "deterministic" in str(error)
-    if sentence := "" if passed_on else _sentence(passes, features[: len(labels)], labels):
+    some = features[: len(labels)]
+    if sentence := "" if passed_on else _sentence(passes, some, labels) or _of_held(passes, some):
         raise EquidpError(sentence) from error
     raise error
 
@@ -132,6 +135,21 @@ def _of_loss(error: Exception) -> str:
     if _wants_more(error):
         return "It is called with outputs and labels alone: put what else it takes beside the labels (torch.stack)."
     return "Classes are [b] int64 from 0 to below the number of outputs, other labels float32 of the outputs' shape."
+
+
+def _of_held(passes: BookKeeping, features: Tensor) -> str:
+    """What is said of a model that fails where each record is given a parameter of all as its own."""
+    if not (sites := [site for site in passes.sites if site.rule is held]):
+        return ""
+    try:
+        with Tape(sites, len(features)):
+            passes.outputs(features)
+    except FAILURES as error:
+        return (
+            f"The model fails where every record is given {sites[0].name!r} as its own, [b, …]: {_reason(error)}. "
+            "Widen it by expand(len(x), -1, -1), which takes both, in place of repeat."
+        )
+    return ""
 
 
 def _wants_more(error: Exception) -> bool:

@@ -9,6 +9,7 @@ several draws are tried.
 Two records may happen not to show that records meet: texts that are sorted, or cut, by their lengths; gaps that are
 filled by a mean; layers that take records in fours. So some more are tried beside others and in another order, also
 with every second one shortened or darkened. What only other records would show, or chance shows seldom, no trial finds.
+Where every bit counts, some of them are compared to the last bit.
 
 The norm matters most: the weight follows from it, and no sum shows that it is too small. It may be larger than
 autograd's by what `overstatement` says, where a gradient cancels (`rounding.py`).
@@ -40,6 +41,8 @@ from equidp.system.threads import GLOBAL_RANDOM
 RECORDS = 2
 SEVERAL = 32
 DRAWS = 20  # of a model that draws: two records meet in each with a chance of a half where they are shuffled
+COPIED = 8
+"""So many records are tried among copies of themselves."""
 TOLERANCE = {"float32": 1e-3, "bf16": 5e-2}
 """Share of a gradient's norm; rounding stays far below it, a forgotten contribution does not."""
 
@@ -179,17 +182,67 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
 
 def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
     _compare_beside(passes, features, labels, seed, apart=len(features) // 2)
-    varied = features
-    for numbers in (True, False):
-        with contextlib.suppress(*FAILURES):  # the model takes no such records, or torch halves no such numbers
-            tried = _varied(passes.model, features, numbers=numbers)
-            passes.norms(tried.clone(), labels.clone())
-            varied = tried
-            break
+    varied = _taken(passes, features, labels)
     _compare_beside(passes, varied, labels, seed)
     with _undrawn(passes, varied, labels, seed) as together:
         if together is not None:
             _compare_norms(passes, together, _norms(passes, varied.flip(0), labels.flip(0), seed).flip(0))
+
+
+def compare_digits(
+    passes: BookKeeping, seen: Callable[[Tensor, Tensor], list[Tensor]], features: Tensor, labels: Tensor
+) -> None:
+    """Of the first records of a batch, in pairs: is each one the same to the last bit beside others and beside itself?
+
+    What cuts its batch to the longest text, or repeats a step until all have converged, computes the same for a record,
+    but rounds it by the others. Some are tried among copies of themselves. Near the parameters, as no digit of a zero
+    shows.
+
+    Args:
+        seen: what passes of a public number of rows compute of `[b, …]` features and labels, `[b, …]` each.
+
+    Raises:
+        EquidpError: for a record that is another one beside others, and not so from time to time.
+    """
+    features, labels = features[:SEVERAL], labels[:SEVERAL]
+    seed, places = torch.random.initial_seed(), torch.arange(len(features), device=features.device)
+    with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]), passes.parameters_at(_nearby(passes)):
+
+        def now(some: Tensor, theirs: Tensor) -> list[Tensor]:
+            _reseed(passes, seed)
+            return seen(some.clone(), theirs.clone())
+
+        now(features, labels)  # the first pass of a kind takes other threads than the next ones
+        pairs = [places + kept - places % 2 for kept in range(2)]
+        copies = [torch.full_like(places, place) for place in range(min(COPIED, len(places)))]
+        for some in (features, _taken(passes, features, labels)):
+            together = now(some, labels)
+            for taken in (*pairs, *copies):
+                taken = taken.clamp(max=len(places) - 1)
+                beside = now(some[taken], labels[taken])
+                if _alike(together, beside, places[taken == places]) or not _alike(together, now(some, labels), places):
+                    continue  # the same, or another one each time
+                raise EquidpError(
+                    "A record's last digits change with the other records of its batch, as the model or the loss "
+                    "computes something else for other batches (one cut to its longest text, steps until all have "
+                    "converged, a layer that some records reach). In a secure run such a digit may turn a whole "
+                    "gradient, at a kink, by more than ε allows for: compute the same for every batch, of records "
+                    "padded to one length."
+                )
+
+
+def _alike(found: Sequence[Tensor], others: Sequence[Tensor], places: Tensor) -> bool:
+    return all(same(one[places], other[places]) for one, other in zip(found, others, strict=True))
+
+
+def _taken(passes: BookKeeping, features: Tensor, labels: Tensor) -> Tensor:
+    """The records varied, as far as the model takes them."""
+    for numbers in (True, False):
+        with contextlib.suppress(*FAILURES):  # the model takes no such records, or torch halves no such numbers
+            varied = _varied(passes.model, features, numbers=numbers)
+            passes.norms(varied.clone(), labels.clone())
+            return varied
+    return features
 
 
 def _varied(model: nn.Module, features: Tensor, *, numbers: bool) -> Tensor:
@@ -380,7 +433,8 @@ def _compare_norms(passes: BookKeeping, together: Tensor, alone: Tensor, share: 
 def _mixed() -> EquidpError:
     return EquidpError(
         "A record's gradient changes with the other records of its batch, or with those before it: some layer or "
-        "the loss mixes records; let each record's loss depend on that record alone."
+        "the loss mixes records, or draws from another generator than torch's (numpy's, say); let each record's loss "
+        "depend on that record alone."
     )
 
 

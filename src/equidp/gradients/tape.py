@@ -109,12 +109,14 @@ def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) 
     if not inputs or not all(isinstance(x, Tensor) for x in (*inputs, output)):
         raise EquidpError(
             f"Layer {site.name!r} ({type(site.layer).__name__}) must map tensors given by position to one tensor; "
-            "write it from Linear, Conv2d, GroupNorm, LayerNorm or Embedding layers."
+            "write it from Linear, Conv2d, GroupNorm, LayerNorm or Embedding layers, or freeze its parameters by "
+            "requires_grad_(False)."
         )
     if any(not x.dim() or len(x) != records for x in (*inputs, output)):
         raise EquidpError(
             f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(inputs[0].shape)} for {records} "
-            "records; records must stay along the first dimension."
+            "records; records must stay along the first dimension. Let them (batch_first=True, say), or freeze its "
+            "parameters by requires_grad_(False), as of positions that all records share."
         )
 
 
