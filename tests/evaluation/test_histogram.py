@@ -12,6 +12,7 @@ from scipy.stats import norm
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from equidp.accounting.trials import Trials
+from equidp.errors import EquidpError
 from equidp.evaluation import histogram
 from equidp.evaluation.histogram import Noised, cell_numbers, figures_event, noised_histogram
 from equidp.evaluation.intervals import accuracy_interval
@@ -145,6 +146,18 @@ def test_figures_of_several_declared_trials_meet_their_target_together() -> None
     """Four releases of one Gaussian are one with half the noise."""
     alone, four = (figures_event(1.0, 1e-5, Trials(cap=cap)).noise_multiplier for cap in (1, 4))
     assert four == pytest.approx(2 * alone, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "words"), [(1e-4, "met by no noise: raise it"), (1e6, "so large that no noise would be needed: lower")]
+)
+def test_an_epsilon_of_figures_that_cannot_be_met_is_refused_by_its_own_name(epsilon: float, words: str) -> None:
+    """Not by the name of the model's ε, which would be raised in vain."""
+    for setting in ("privacy.evaluation.epsilon", "tune.epsilon"):
+        with pytest.raises(EquidpError, match=words) as refused:
+            figures_event(epsilon, 1e-5, Trials(), setting)
+        assert refused.value.message.startswith(f"{setting}={epsilon:g} is, at δ = 1e-05, ")
+        assert "privacy.epsilon" not in refused.value.message
 
 
 def test_without_noise_figures_are_those_of_the_records() -> None:

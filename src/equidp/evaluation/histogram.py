@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from equidp.accounting.events import Event
 from equidp.accounting.trials import Trials
+from equidp.errors import EquidpError
 from equidp.evaluation.intervals import Groups
 from equidp.mechanism.noise import RandomSource
 
@@ -77,13 +78,21 @@ def sensitivity(groupings: tuple[str, ...]) -> float:
 
 
 @lru_cache(maxsize=64)
-def figures_event(epsilon: float, delta: float, trials: Trials) -> Event:
+def figures_event(epsilon: float, delta: float, trials: Trials, setting: str = "privacy.evaluation.epsilon") -> Event:
     """The Gaussian release whose ε at δ is the given one, over all declared trials.
+
+    Args:
+        setting: that asks for this ε; a refusal names it.
 
     Raises:
         EquidpError: an ε that no noise meets, or that needs none.
     """
-    return Event(1.0, trials.calibrate(lambda noise: (Event(1.0, noise),), epsilon, delta))
+    try:
+        return Event(1.0, trials.calibrate(lambda noise: (Event(1.0, noise),), epsilon, delta))
+    except EquidpError as error:  # its words are of the model's ε, which is another setting
+        less = trials.epsilon((Event(1.0, 1.0),), delta).value < epsilon
+        how = "so large that no noise would be needed: lower it" if less else "met by no noise: raise it"
+        raise EquidpError(f"{setting}={epsilon:g} is, at δ = {delta:g}, {how}.") from error
 
 
 def cell_numbers(scores: NDArray, labels: NDArray, bins: int) -> tuple[NDArray, NDArray]:

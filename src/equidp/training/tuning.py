@@ -139,7 +139,7 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
     within = partial(_within, name=settings.audited, reference=reference, orders=trials.orders, known={})
     points = (point, *(within(_point(changes, train, like)) for changes in others))
     _refuse_unfit(points, train, settings)
-    event = figures_event(settings.tune.epsilon, settings.privacy.delta, settings.privacy.trials)
+    event = figures_event(settings.tune.epsilon, settings.privacy.delta, settings.privacy.trials, "tune.epsilon")
     limited = (dataclasses.replace(of, plan=dataclasses.replace(of.plan, trials=trials)) for of in points)
     return Tuning(tuple(limited), reference, event, settings.privacy.trials)
 
