@@ -15,6 +15,7 @@ from torch import Tensor
 from equidp.data import storage
 from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
+from equidp.gradients.shares import threads
 from equidp.models import build_model, features, model_features
 from equidp.models.features import extract, feature_map, fingerprint
 
@@ -111,6 +112,29 @@ def test_every_pass_has_the_same_rows_as_kernels_of_other_sizes_round_differentl
     fewer = dataclasses.replace(fewer, features=more.features[:n])
     assert torch.equal(extract(fewer, "by_rows").features, extract(more, "by_rows").features[:n])
     assert torch.equal(extract(fewer, "by_rows").features, fewer.features / 255)
+
+
+class Gates(features.FeatureMap):
+    """Computed value by value, as a network's SiLU is."""
+
+    Options = features.FeatureOptions
+
+    def __init__(self, schema: Schema, options: features.FeatureOptions) -> None:
+        super().__init__()
+        self.schema = dataclasses.replace(schema, mean=(), sd=())
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.nn.functional.silu(images.float() / 32 - 4)
+
+
+def test_a_record_less_moves_no_other_to_the_end_of_a_threads_share_which_rounds_otherwise(monkeypatch) -> None:
+    """On five threads a share of 64 images of 3 × 32 × 32 ends within a vector of the processor."""
+    monkeypatch.setitem(features.FEATURES, "gates", Gates)
+    all_of_them = records("cifar10", 200)
+    fewer = all_of_them.take(torch.arange(1, 200))
+    with threads(5):
+        assert torch.equal(extract(all_of_them, "gates").features[1:], extract(fewer, "gates").features)
+        assert torch.get_num_threads() == 5
 
 
 @pytest.mark.parametrize("name", ["scatter_linear", "scatter_cnn", "backbone"])

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError, refuse_unknown
 from equidp.gradients.shape import padded
+from equidp.gradients.shares import WholeShares
 from equidp.options import Declared, checked_options
 from equidp.system.progress import frames
 
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 BATCH = 64
 AT_ONCE = 8
 """Windows of photographs that are scattered at a time."""
+
+PASSES = "whole shares"
+"""How records are passed, which decides on last digits: features that were stored otherwise are computed anew."""
 
 MOST_BYTES = 8 * 2**30
 """Extracted features beyond this are refused: they would not fit the memory of the machines this runs on."""
@@ -236,7 +240,7 @@ def fingerprint(name: str, options: Mapping[str, Any] | None = None) -> str:
         EquidpError: an unknown map or option, or a weights file that is missing.
     """
     settings = feature_options(name, options)
-    facts = [name, settings.model_dump(mode="json"), FEATURES[name].identity(settings)]
+    facts = [name, settings.model_dump(mode="json"), FEATURES[name].identity(settings), PASSES]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -267,9 +271,12 @@ def extract(
         )
     logger.info("Features %r of %s records are computed, once for all runs.", name, f"{len(records):,}")
     features = torch.empty((len(records), *mapped.schema.shape), dtype=mapped.dtype)
+    shares = WholeShares(mapped)  # at the end of a thread's share another function rounds: others' places move there
     with torch.no_grad(), tqdm(total=len(records), desc=f"features {name}", unit="record", **frames()) as bar:
         for index, chunk in mapped.chunks(records.features):
-            features[index] = mapped(padded(chunk, mapped.rows).to(device))[: len(chunk)].to("cpu", mapped.dtype)
+            full = padded(chunk, mapped.rows).to(device)
+            with shares.of(full, mapped.rows):
+                features[index] = mapped(full)[: len(chunk)].to("cpu", mapped.dtype)
             bar.update(len(index))
     return dataclasses.replace(records, features=features, schema=mapped.schema)
 
