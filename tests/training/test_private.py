@@ -204,6 +204,22 @@ def test_a_loss_that_averages_is_told_before_the_first_step() -> None:
         make_private(network(), (FEATURES, LABELS), nn.CrossEntropyLoss(), **ASKED, seed=0)
 
 
+class Leaning(nn.Sequential):
+    """Moves a record's last digits by the others of its batch, and no gradient by a part that a seeded run looks at."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        outputs = super().forward(features)
+        return outputs + 1e-6 * outputs.mean()
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_last_digits_count_where_nobody_can_repeat_the_noise(seed: int | None) -> None:
+    refused = contextlib.nullcontext() if seed == 0 else pytest.raises(EquidpError, match="last digits change")
+    trainer = make_private(Leaning(*network()), (FEATURES, LABELS), LOSS, **ASKED, seed=seed)
+    with refused:
+        trainer.run_steps(1)
+
+
 def test_a_trainer_says_how_far_it_is() -> None:
     trainer = make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
     trainer.run_steps(3)

@@ -58,6 +58,7 @@ class GradientEngine:
         precision: `bf16` runs forward and backward under autocast, on a GPU; norms and sums stay in float32.
         new_recorder: makes what the passes are recorded with, and replayed; None: they are computed afresh every time.
         rows: public number of rows that every private pass has (`shape.py`); None: those of the batch.
+        exact: a model or a loss of others must compute the same for a record, to the last bit, whoever is beside it.
 
     Raises:
         EquidpError: for a model without trainable parameters, with some that are no float32, or with a layer that mixes
@@ -72,13 +73,14 @@ class GradientEngine:
         precision: Precision = "float32",
         new_recorder: Callable[[], Recorder] | None = None,
         rows: int | None = None,
+        exact: bool = False,
     ) -> None:
         self._trained = Trained(model)
         self.passes = BookKeeping(model, loss, precision=precision)
         self.model, self.loss, self.precision = model, loss, precision
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
         self.autocast_kind = self.passes.autocast_kind
-        self.rows = rows
+        self.rows, self.exact = rows, exact
         self._shares = WholeShares(model)
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
@@ -182,8 +184,7 @@ class GradientEngine:
             with self._trying(features, labels):
                 refuse_short_products(self.device)
                 tried = probe(self.passes, features, labels, others=self._others)
-                # on a GPU not measured
-                if tried > 1 and self._others and self.rows is not None and self.device.type == "cpu":
+                if tried > 1 and self._others and self.exact:
                     compare_digits(self.passes, self._outputs_and_losses, features, labels)
                 self._probed_in, self._tried = modes, tried
         if len(features) and self.look_is_due():

@@ -104,9 +104,9 @@ class Trainer(Noising):
         self.pursuing = algorithm.objective.start(loss, self.plan, population.device)
         on_gpu = population.device.type == "cuda" or new_recorder is not None
         # at a threshold of norms, or at a kink of the model, others would cross it by rounding, which is by rows
-        alike = on_gpu or (algorithm.private and not random.repeatable)
-        rows = public_rows(self.expected_batch(), physical_batch_size, on_cpu=not on_gpu) if alike else None
-        self.engine = GradientEngine(model, self.pursuing.loss, precision=precision, rows=rows)
+        exact = algorithm.private and not random.repeatable
+        rows = public_rows(self.expected_batch(), physical_batch_size, on_cpu=not on_gpu) if on_gpu or exact else None
+        self.engine = GradientEngine(model, self.pursuing.loss, precision=precision, rows=rows, exact=exact)
         self.learning_rate, self.augmentation = learning_rate, augmentation
         self.optimizer = make_optimizer(self.engine.parameters, learning_rate)
         self.physical_batch_size = physical_batch_size
