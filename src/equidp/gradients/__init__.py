@@ -14,7 +14,7 @@
 - `shape`, `memory`: how many rows a pass has on a GPU. `layout`: what a model is for a while.
 - `losses`: per-record losses. `workspace`: memory that is used again from step to step.
 - `packing`: several tensors per record as one.
-- `probe`: the first batch is computed in two ways, and a wrong gradient is refused.
+- `probe`: the first batch is computed in two ways, and a wrong gradient is refused; `varied`: also on such records.
 - `recording`: a step recorded once and replayed on CUDA. It and the probe know `bookkeeping`, not the engine.
 
 It imports `equidp.errors` and `equidp.system`, and nothing else of this package. It does not know what privacy is.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Unpack
 
 import torch
@@ -185,7 +186,7 @@ class GradientEngine:
                 refuse_short_products(self.device)
                 tried = probe(self.passes, features, labels, others=self._others)
                 if tried > 1 and self._others and self.exact:
-                    compare_digits(self.passes, self._outputs_and_losses, features, labels)
+                    compare_digits(self.passes, self._computed, features, labels)
                 self._probed_in, self._tried = modes, tried
         if len(features) and self.look_is_due():
             self.look(features, labels)
@@ -234,13 +235,20 @@ class GradientEngine:
         """The outputs `[b, …]` that the passes have for private records, at `[d]` other parameters if given."""
         return self._of_records(lambda some: self.passes.outputs_at(some, weights), features)
 
-    def _outputs_and_losses(self, features: Tensor, labels: Tensor) -> list[Tensor]:
-        """Of records in a pass of so many rows as are tried: the outputs, if they are one tensor, and the losses."""
+    def _computed(self, features: Tensor, labels: Tensor) -> list[Tensor]:
+        """Of records in a pass of so many rows as are tried: outputs, if one tensor, losses, and what gradients are of.
+
+        These are what the trained layers are given, and the gradients at their outputs; on a CPU alone, as a GPU may
+        add in no fixed order on the way back.
+        """
         some, theirs = padded(features, SEVERAL), padded(labels, SEVERAL)
-        with self._shares.of(some, len(some), "losses"):
+        with self._shares.of(some, len(some), "tried"):
             outputs = self.passes.outputs(some)
             losses = self.passes.loss(outputs, theirs)
-        found = [outputs, losses] if isinstance(outputs, Tensor) else [losses]
+            found = [outputs, losses] if isinstance(outputs, Tensor) else [losses]
+            if self.device.type == "cpu":
+                calls = chain.from_iterable(self.passes.calls(some, theirs, [(None, 1.0)]).values())
+                found += [values for call in calls for values in (*call.inputs, call.backprop)]
         return [values.detach()[: len(features)] for values in found]
 
     def _of_records(self, forward: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:

@@ -32,10 +32,10 @@ from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
-from equidp.gradients.packing import Packed
 from equidp.gradients.precision import as_precise_as_norms, spoiling
 from equidp.gradients.refusals import changed, refuse_batch_statistics, same
 from equidp.gradients.remembered import remembered
+from equidp.gradients.varied import filled, takes, varied
 from equidp.system.threads import GLOBAL_RANDOM
 
 RECORDS = 2
@@ -185,11 +185,11 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
 
 def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
     _compare_beside(passes, features, labels, seed, apart=len(features) // 2)
-    varied = _taken(passes, features, labels)
-    _compare_beside(passes, varied, labels, seed)
-    with _undrawn(passes, varied, labels, seed) as together:
+    some = varied(passes, features, labels)
+    _compare_beside(passes, some, labels, seed)
+    with _undrawn(passes, some, labels, seed) as together:
         if together is not None:
-            _compare_norms(passes, together, _norms(passes, varied.flip(0), labels.flip(0), seed).flip(0))
+            _compare_norms(passes, together, _norms(passes, some.flip(0), labels.flip(0), seed).flip(0))
 
 
 def compare_digits(
@@ -202,7 +202,8 @@ def compare_digits(
     shows.
 
     Args:
-        seen: what passes of a public number of rows compute of `[b, …]` features and labels, `[b, …]` each.
+        seen: what passes of a public number of rows compute of `[b, …]` features and labels, forward and backward,
+            `[b, …]` each.
 
     Raises:
         EquidpError: for a record that is another one beside others, and not so from time to time.
@@ -219,7 +220,10 @@ def compare_digits(
         now(features, labels)  # the first pass of a kind takes other threads than the next ones
         pairs = [places + kept - places % 2 for kept in range(2)]
         copies = [torch.full_like(places, place) for place in range(min(COPIED, len(places)))]
-        for some in (features, _taken(passes, features, labels)):
+        tried = [features, varied(passes, features, labels)]
+        if not same(longer := filled(passes.model, features), features) and takes(passes, longer, labels):
+            tried.append(longer)
+        for some in tried:
             together = now(some, labels)
             for taken in (*pairs, *copies):
                 taken = taken.clamp(max=len(places) - 1)
@@ -232,43 +236,16 @@ def compare_digits(
                 raise EquidpError(
                     "A record's last digits change with the other records of its batch, as the model or the loss "
                     "computes something else for other batches (one cut to its longest text, steps until all have "
-                    "converged, a layer that some records reach). In a secure run such a digit may turn a whole "
-                    "gradient, at a kink, by more than ε allows for: compute the same for every batch, of records "
-                    "padded to one length."
+                    "converged, a layer that some records reach, a mask left out where no text is padded). In a secure "
+                    "run such a digit may turn a whole gradient, at a kink, by more than ε allows for: compute the "
+                    "same for every batch, of records padded to one length; of a model of transformers, try "
+                    'attn_implementation="eager".'
                 )
 
 
 def _alike(found: Sequence[Tensor], others: Sequence[Tensor], places: Tensor) -> bool:
-    return all(same(one[places], other[places]) for one, other in zip(found, others, strict=True))
-
-
-def _taken(passes: BookKeeping, features: Tensor, labels: Tensor) -> Tensor:
-    """The records varied, as far as the model takes them."""
-    for numbers in (True, False):
-        with contextlib.suppress(*FAILURES):  # the model takes no such records, or torch halves no such numbers
-            varied = _varied(passes.model, features, numbers=numbers)
-            passes.norms(varied.clone(), labels.clone())
-            return varied
-    return features
-
-
-def _varied(model: nn.Module, features: Tensor, *, numbers: bool) -> Tensor:
-    """Every second sequence shorter, all else (images, lengths) halved: between records alike in this, mixing may not
-    show. Without `numbers`, those that are no sequence's and no image's are left: a length of 0 may be none.
-    """
-    if isinstance(model, Packed):
-        parts = [_varied(model.model, part, numbers=numbers) for part in model.packing.parts(features)]
-        return model.packing.joined(parts)
-    varied, whole = features.clone(), not features.is_floating_point()
-    if features.dim() == 3 or (whole and features.dim() == 2 and features.shape[1] > 1):
-        varied[1::2, (features.shape[1] + 1) // 2 :].zero_()
-    elif features.dim() < 3 and not numbers:
-        return varied
-    elif features.dtype == torch.bool:
-        varied[1::2].zero_()
-    else:
-        varied[1::2].div_(2, rounding_mode="floor" if whole else None)
-    return varied
+    pairs = zip(found, others, strict=False)  # of another number of calls the later ones are others, too
+    return len(found) == len(others) and all(same(one[places], other[places]) for one, other in pairs)
 
 
 def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, apart: int = 1) -> None:
