@@ -176,6 +176,24 @@ def test_half_a_line_of_a_crash_goes_and_a_damaged_line_is_refused(tmp_path: Pat
             ledger.entries()
 
 
+def test_a_run_that_the_disk_has_no_room_for_leaves_none_of_its_entries(tmp_path: Path) -> None:
+    """Its training has room, and its figures have not: it is refused, and would count."""
+    resource = pytest.importorskip("resource", reason="limits are a matter of POSIX")
+    ledger, before = DatasetLedger(tmp_path, "adult"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    ledger.charge([entry()], delta=DELTA)
+    content = ledger.path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5 * len(content) // 2, before[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(EquidpError, match="Cannot write"):
+                ledger.charge([entry(run="full"), entry("test", run="full")], delta=DELTA)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ledger.path.read_bytes() == content
+    ledger.charge([entry(run="full"), entry("test", run="full")], delta=DELTA)
+    assert [found.run for found in ledger.entries()] == ["r", "full", "full"]
+
+
 def test_an_entry_whose_end_of_line_an_editor_cut_off_still_counts(tmp_path: Path) -> None:
     ledger = DatasetLedger(tmp_path, "adult")
     ledger.charge([entry(run="a"), entry(run="b")], delta=DELTA)

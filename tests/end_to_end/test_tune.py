@@ -90,8 +90,11 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
         with pytest.raises(EquidpError, match=rf"name an algorithm for the pipeline {pipeline}"):
             kedro_run(project, pipeline, **QUICK | LAW | {"algorithm": "tuned"})
 
+    (workplace / "nonprivate_trial-0").mkdir()  # as a kill leaves it while the tuning forgets its trials
+    (workplace / "nonprivate_begun-0").touch()
     with pytest.raises(EquidpError, match=r"tuned.seed=0 holds the results of a secure run, whose ε is spent"):
         kedro_run(project, "tune", **QUICK, **{"tune.exact": True})
+    assert not list(workplace.iterdir())  # of a secure tuning no later call draws, and so none would remove them
     folder.rename(folder.with_name("kept"))
     kedro_run(project, "tune", **QUICK, **{"tune.exact": True})
     assert "validation part: ε" not in capsys.readouterr().out

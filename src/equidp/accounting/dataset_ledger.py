@@ -27,6 +27,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -200,19 +201,25 @@ class DatasetLedger:
             )
 
     def _append(self, entries: Iterable[Entry]) -> None:
-        with open(self.path, "a+b", opener=private) as file:
+        with open(self.path, "a+b", buffering=0, opener=private) as file:  # no buffer, which closing would write again
             file.seek(0)
             content = file.read()
             # what a crash left of a line was not durable, so its training had not begun
             whole = _whole(content)
             file.truncate(min(len(whole), len(content)))
-            file.write(whole[len(content) :])  # the end of a last line, which an editor has cut off
+            more = whole[len(content) :]  # the end of a last line, which an editor has cut off
             before = (whole.splitlines() or [b""])[-1]
             for entry in entries:
                 before = _checked(before, entry.to_json().encode()[:-1])
-                file.write(before + b"\n")
-            file.flush()
-            durable(file.fileno())
+                more += before + b"\n"
+            try:
+                while more:  # a disk with little room takes a part
+                    more = more[file.write(more) :]
+                durable(file.fileno())
+            except OSError:
+                with suppress(OSError):  # nothing has begun: else the entries that had room would count
+                    file.truncate(min(len(whole), len(content)))
+                raise
         if not content:  # a new file, maybe in a new folder: their names are on disk, too, before the training begins
             sync_folder(self.path.parent)
             sync_folder(self.path.parent.parent)

@@ -81,6 +81,10 @@ def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> N
         # while a finished run forgets them, is not it
         unfinished = any((workplace / kept).is_file() for kept in (CHECKPOINT_FILE, DRAWN))
         if said.get("secure") and not (resume and unfinished):
+            if name == TUNED and not unfinished:
+                from equidp.pipelines.tune.nodes import forget_trials
+
+                forget_trials(workplace)  # a kill while it forgot left trials, which tell how many there were
             ways = "Finish that run by its command with resume=true in --params, give" if unfinished else "Give"
             raise EquidpError(
                 f"{statement.parent} holds the results of a secure run, whose ε is spent, and this run would remove "
