@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -64,6 +65,39 @@ def test_lists_may_be_typed_on_one_line(given: Any) -> None:
 def test_what_is_wrong_is_named(given: dict, message: str) -> None:
     with pytest.raises(EquidpError, match=message):
         checked_options(Settings, given, "option")
+
+
+class Leaf(Declared):
+    edges: tuple[float, ...] = ()
+
+
+class Branch(Declared):
+    leaf: Leaf | None = None
+    height: float = 1.0
+
+
+class Tree(Declared):
+    branches: dict[str, Branch] = Field(default_factory=dict)
+    leaves: tuple[Annotated[Leaf, Field()], ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"branches": {"a.b": {"leaf": {"edgs": [1]}}}},
+            "below branches.a.b.leaf, 'edgs'. Did you mean 'edges'",
+        ),
+        (
+            {"branches": {"height": {"hight": 1}}},
+            "below branches.height, 'hight'. Did you mean 'height'?",
+        ),
+        ({"leaves": [{}, {"colour": 1}]}, "option, below leaves.1, 'colour'. Valid: edges."),
+    ],
+)
+def test_a_misspelt_name_below_others_is_refused_with_the_nearest_one(given: dict, message: str) -> None:
+    with pytest.raises(EquidpError, match=re.escape(message)):
+        checked_options(Tree, given, "option")
 
 
 def test_true_is_no_number_where_a_number_is_meant() -> None:

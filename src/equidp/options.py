@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -139,9 +139,29 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
     except ValidationError as error:
         first, why = refusal_of(error)
         place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":  # below the top
+            *above, name = first["loc"]
+            below = f"{kind}, below {'.'.join(map(str, above))},"
+            raise unknown_name(below, name, _names_at(settings, above)) from error
         one = f"{'An' if kind[0] in 'aeiou' else 'A'} {kind}"
         named, given_here = (f"The {kind} {place!r}", f" (given: {first['input']!r})") if place else (one, "")
         raise EquidpError(f"{named} is not valid: {why}{given_here}.") from error
+
+
+def _names_at(kind: type[BaseModel], place: Sequence[str | int]) -> set[str]:
+    """The settings that there are at a place below those of a kind."""
+    kinds = [kind]
+    for part in place:
+        fields = (one.model_fields.get(str(part)) for one in kinds)
+        below = [found for field in fields if field for found in _kinds_in(field.annotation)]
+        kinds = below or kinds  # else a name that the user gave, a number of a list, or one of several kinds
+    return {name for one in kinds for name in one.model_fields}
+
+
+def _kinds_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _kinds_in(part)]
 
 
 def not_valid(place: str, error: ValidationError, *, below: int = 1) -> EquidpError:
