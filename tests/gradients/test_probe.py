@@ -643,13 +643,17 @@ class Converging(nn.Module):
         return self.outward(after)
 
 
-class CutToLongest(nn.Module):
-    """A mean over words, of texts that may be cut to the longest of the batch; what is behind a text's end adds 0."""
+class MeanOfWords(nn.Module):
+    """What is behind a text's end adds 0."""
 
     def __init__(self, *, together: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.together, self.table, self.out = together, nn.Embedding(WORDS, 24), nn.Linear(24, 3)
+
+
+class CutToLongest(MeanOfWords):
+    """Of texts that may be cut to the longest of the batch."""
 
     def forward(self, ids: Tensor) -> Tensor:
         if self.together:
@@ -659,10 +663,10 @@ class CutToLongest(nn.Module):
         return self.out(words.sum(2) / present.sum(1).clamp(min=1))
 
 
-def long_texts(records: int = 24) -> Tensor:
+def long_texts(shortest: int = 6, longest: int = 37) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(1, WORDS, (records, 37), generator=generator)
-    return ids.masked_fill(torch.arange(37) >= torch.randint(6, 38, (records, 1), generator=generator), 0)
+    ids = torch.randint(1, WORDS, (24, 37), generator=generator)
+    return ids.masked_fill(torch.arange(37) >= torch.randint(shortest, longest + 1, (24, 1), generator=generator), 0)
 
 
 COMPUTING: dict[str, tuple[Callable[..., nn.Module], Callable[[], Tensor]]] = {
@@ -684,13 +688,8 @@ def test_what_is_computed_otherwise_for_other_batches_is_refused_where_every_bit
         assert (norms > 0).all()
 
 
-class Masking(nn.Module):
+class Masking(MeanOfWords):
     """Leaves its mask out where no text is padded: outputs are the same, and gradients are rounded otherwise."""
-
-    def __init__(self, *, together: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.together, self.table, self.out = together, nn.Embedding(WORDS, 24), nn.Linear(24, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
         present = (ids != 0).float().unsqueeze(2)
@@ -708,11 +707,7 @@ def test_gradients_that_are_rounded_otherwise_for_other_batches_are_refused_wher
 
     Most batches have a padded text, or none has: neither shows what a text without padding among others does.
     """
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(1, WORDS, (24, 37), generator=generator)
-    lengths = torch.randint(6, 37, (24, 1), generator=generator) if padded else 37
-    ids = ids.masked_fill(torch.arange(37) >= lengths, 0)
-    labels = torch.arange(24) % 3
+    ids, labels = long_texts(longest=36) if padded else long_texts(shortest=37), torch.arange(24) % 3
     with pytest.raises(EquidpError, match=r"last digits.*eager"):
         GradientEngine(Masking(together=True), cross_entropy, rows=32, exact=True).norms(ids, labels)
     assert (GradientEngine(Masking(together=False), cross_entropy, rows=32, exact=True).norms(ids, labels) > 0).all()

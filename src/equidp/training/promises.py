@@ -112,20 +112,20 @@ def _refuse_unmoved(
     algorithm: Algorithm, side: SideRelease, public: Public, segments: Sequence[Segment], plan: Plan
 ) -> None:
     """A schedule that moves clip_norm beside a side release that gives one whatever the schedule says."""
-    facts = StepFacts(plan, 0, 1.0, torch.tensor(1.0), 1, plan.sampling_rate)
-    for segment in segments:
-        states = [scheduled(public, one) for one in (replace(segment, clip=1.0), segment)]
-        if segment.clip == 1 or not segment.steps or any("clip_norm" not in state for state in states):
-            continue
-        noised = _noised(side, public, plan)
-        as_it_is, moved = ([side.consequences(v.clone(), s, s, facts)[1] for v in noised] for s in states)
-        if all(torch.equal(a["clip_norm"], b["clip_norm"]) for a, b in zip(as_it_is, moved, strict=True)):
-            raise EquidpError(
-                f"{algorithm.name}: the schedule {type(algorithm.schedule).__name__} moves clip_norm, and the side "
-                f"release {type(side).__name__} gives one that does not follow it: leave `clip` of each Segment out, "
-                "or take another side release."
-            )
+    moving = next((segment for segment in segments if segment.clip != 1 and segment.steps), None)
+    if moving is None:
         return
+    noised, facts = _noised(side, public, plan), _first_step(plan)
+    as_it_is, moved = (
+        [side.consequences(value.clone(), state, state, facts)[1]["clip_norm"] for value in noised]
+        for state in (public, scheduled(public, moving))
+    )
+    if all(map(torch.equal, as_it_is, moved)):
+        raise EquidpError(
+            f"{algorithm.name}: the schedule {type(algorithm.schedule).__name__} moves clip_norm, and the side release "
+            f"{type(side).__name__} gives one that does not follow it: leave `clip` of each Segment out, or take "
+            "another side release."
+        )
 
 
 def _refuse_broken_rule(algorithm: Algorithm, rule: WeightRule, first: Public, *, tell: bool) -> None:
@@ -241,7 +241,7 @@ def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
 
 def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
     """Which values a side release returns under names that it has not declared, or does not, or of other shapes."""
-    facts = StepFacts(plan, 0, 1.0, torch.tensor(1.0), 1, plan.sampling_rate)
+    facts = _first_step(plan)
     every = [side.consequences(value, first, first, facts) for value in _noised(side, first, plan)]
     for name, value in ((name, value) for found in every for made in found for name, value in made.items()):
         if not isinstance(value, Tensor):
@@ -356,6 +356,11 @@ def _tried(
 def _read(rule: WeightRule, values: Public, groups: Tensor) -> Public:
     """What a rule is given in a run of groups: a side release may keep values of any shape besides."""
     return per_record({name: values[name] for name in (*rule.reads, "scale")}, groups)
+
+
+def _first_step(plan: Plan) -> StepFacts:
+    """Facts of a step whose noise and bound do not matter."""
+    return StepFacts(plan, 0, 1.0, torch.tensor(1.0), 1, plan.sampling_rate)
 
 
 def _noised(side: SideRelease, first: Public, plan: Plan) -> list[Tensor]:
