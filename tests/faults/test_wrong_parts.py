@@ -661,6 +661,16 @@ class AtOnce(Sums):
         return {"clip_norm": found * public["clip_norm"] if self.follows else found}
 
 
+class Nowhere(AtOnce):
+    def now(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {}
+
+
+def test_a_bound_that_is_declared_and_not_given_is_refused_beside_a_schedule_too() -> None:
+    with pytest.raises(EquidpError, match="declares 'clip_norm', and `now` does not return it"):
+        trained(schedule=Falling(), side_release=Nowhere())
+
+
 def test_a_scheduled_bound_is_not_silently_replaced_by_a_released_one() -> None:
     with pytest.raises(EquidpError, match="the side release AtOnce gives one that does not follow it"):
         trained(schedule=Falling(), side_release=AtOnce(follows=False))

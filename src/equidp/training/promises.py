@@ -88,8 +88,6 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = Tru
             f"{type(rule).__name__} reads none that begins in `initial`: leave `clip` of each Segment out."
         )
     known = plan if plan.noise_multiplier else replace(plan, noise_multiplier=10.0)
-    if side is not None and "clip_norm" in side.gives and rule.reads <= public.keys() | side.gives:
-        _refuse_unmoved(algorithm, side, public, segments, known)
     for number, segment in enumerate(_unlike(segments)):
         carried, tell = scheduled(public, segment), tell and number == 0 and plan.noise_multiplier > 0
         if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
@@ -97,6 +95,8 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = Tru
         if side is not None and rule.reads <= public.keys() | side.gives:
             noise = known.noise_multiplier * segment.noise
             _refuse_broken_side(algorithm, side, rule, carried, known, noise, tell=tell)
+    if side is not None and "clip_norm" in side.gives and rule.reads <= public.keys() | side.gives:
+        _refuse_unmoved(algorithm, side, public, segments, known)
 
 
 def _unlike(segments: Sequence[Segment]) -> list[Segment]:
