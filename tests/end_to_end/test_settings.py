@@ -230,6 +230,11 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
         ({"data": {"keep": {8: 40}}}, r"data\.keep\.8=8: Input should be a valid string; put it in quotes\.$"),
         ({"trainin.epochs": 3}, r"Unknown setting 'trainin'. Did you mean 'training'\?"),
         ({"dpsgd.options.clip_nrom": 3}, r"Unknown setting of dpsgd.options 'clip_nrom'. Did you mean 'clip_norm'\?"),
+        (
+            {"privacy.evaluation.bins": 20},
+            r"bins is of figures with noise, and there are none: set privacy.evaluation.eps",
+        ),
+        ({"privacy.evaluation.delta": 1e-6}, r"delta is of figures with noise, and there are none: .* leave delta out"),
         ({"privacy.epsilon": 3, "privacy.noise_multiplier": 1}, r"give exactly one of .*\(both are set"),
         ({"privacy.noise_multiplier": None}, r"give exactly one of .*\(neither is set"),
         ({"dataset": "../adult"}, r"Unknown dataset"),
@@ -358,6 +363,17 @@ def test_a_run_with_a_bad_setting_leaves_nothing(project):
             "dpsgd",
             {**QUICK, "privacy.secure": True, "privacy.evaluation.epsilon": 0.01, "privacy.evaluation.delta": 0.3},
             r"δ = 0\.3 is not below one over the 1338 training records: .* Set privacy\.evaluation\.delta to 7e-05",
+        ),
+        (
+            "dpsgd",
+            {
+                **QUICK,
+                "privacy.secure": True,
+                "privacy.evaluation.epsilon": 1.0,
+                "privacy.evaluation.delta": 0.00125,
+                "data.test_fraction": 0.6,
+            },
+            r"δ = 0\.00125 is not below one over the 1\d\d\d test records to be expected: .*evaluation\.delta",
         ),
     ],
 )

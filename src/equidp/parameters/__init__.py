@@ -2,8 +2,8 @@
 
 `resolve` turns the merged configuration into one frozen `Settings`, which goes from the command line to the step.
 
-- `sections`: the blocks of settings, one class each. `TrainingSettings` holds what a release may depend on, and
-  `OperationSettings` what it does not.
+- `sections`, `privacy`: the blocks of settings, one class each. `TrainingSettings` holds what a release may depend on,
+  and `OperationSettings` what it does not.
 - `resolved`: `Settings`, and the way there from the configuration.
 
 It imports `algorithms`, `models`, `data` and what stands below them. Begin with `resolved.resolve`.
@@ -11,6 +11,7 @@ It imports `algorithms`, `models`, `data` and what stands below them. Begin with
 
 from __future__ import annotations
 
+from equidp.parameters.privacy import PrivacySettings
 from equidp.parameters.resolved import (
     PIPELINE_SECTIONS,
     PLAIN,
@@ -29,7 +30,6 @@ from equidp.parameters.sections import (
     DataSettings,
     ModelSettings,
     OperationSettings,
-    PrivacySettings,
     ReleaseSettings,
     ReportSettings,
     TrainingSettings,

@@ -16,12 +16,12 @@ from equidp.data.sources import SOURCES, record_words, source
 from equidp.errors import EquidpError, nearest, refuse_unknown, unknown_name
 from equidp.options import refusal_of
 from equidp.parameters.declared import declared
+from equidp.parameters.privacy import PrivacySettings
 from equidp.parameters.sections import (
     AuditSettings,
     DataSettings,
     ModelSettings,
     OperationSettings,
-    PrivacySettings,
     ReleaseSettings,
     ReportSettings,
     TrainingSettings,

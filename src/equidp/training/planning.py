@@ -7,7 +7,7 @@ from torch import Tensor
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
 from equidp.data.products import PRODUCT, factors_of
-from equidp.data.records import Records
+from equidp.data.records import Membership, Records
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.sampling import Population
@@ -16,17 +16,27 @@ from equidp.tasks import CLASSIFICATION
 from equidp.training.promises import refuse_broken_promises
 
 
-def large_delta(algorithm: str, plan: Plan, privacy: PrivacySettings) -> str:
+def large_delta(algorithm: str, plan: Plan, settings: Settings, membership: Membership | None) -> str:
     """A sentence on a δ that publishing one record outright would meet, of the training or of figures; empty if none.
 
-    How many records are evaluated is not public where figures of them have an ε, and N stands for it.
+    How many records are evaluated is not public where figures of them have an ε. N stands for it, or what N and the
+    share held out let one expect where that is more.
     """
+    privacy, data = settings.privacy, settings.data
     words = "units" if privacy.by_unit else "records"
-    for setting, delta in (("delta", privacy.delta), ("evaluation.delta", privacy.evaluation.delta)):
-        if delta is not None and delta >= 1 / plan.records:
+    size, many = plan.records, f"{plan.records} training {words}"
+    judged = [("delta", privacy.delta, size, many)]
+    if privacy.evaluation.epsilon is not None:
+        drawn = membership is not None and membership.how == "hash" and not membership.given
+        expected = round(size * data.test_fraction / (1 - data.test_fraction))
+        if expected > size and (drawn or data.evaluate_on == "validation"):
+            size, many = expected, f"{expected} {data.evaluate_on} {words} to be expected"
+        judged.append(("evaluation.delta", privacy.evaluation.delta or privacy.delta, size, many))
+    for setting, delta, size, many in judged:
+        if delta >= 1 / size:
             return (
-                f"{algorithm}: δ = {delta:g} is not below one over the {plan.records} training {words}: publishing one "
-                f"of them outright would meet it. Set privacy.{setting} to {0.1 / plan.records:.0e} or less."
+                f"{algorithm}: δ = {delta:g} is not below one over the {many}: publishing one of them outright would "
+                f"meet it. Set privacy.{setting} to {0.1 / size:.0e} or less."
             )
     return ""
 

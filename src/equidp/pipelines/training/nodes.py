@@ -23,7 +23,7 @@ from equidp.mechanism.algorithm import Outcome
 from equidp.mechanism.device import choose_device
 from equidp.models import MODELS, card_options
 from equidp.models.weights import Weights, network_of
-from equidp.parameters import PrivacySettings, Settings, TrainingSettings
+from equidp.parameters import Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.reporting.release.facts import SOFTWARE, packages
@@ -60,7 +60,7 @@ def plan_training(train: Records, settings: Settings, *, algorithm: str) -> dict
     """Fix everything public before training: N, B, T, K, δ, and the noise that meets the target."""
     plan = plan_of(algorithm, train, settings)
     if settings.algorithm(algorithm).private:
-        _warn_of_weak_promises(algorithm, plan, train, settings.privacy)
+        _warn_of_weak_promises(algorithm, plan, train, settings)
         if not plan.trials.single and (reason := _moving_test_part(train, settings)):
             # secure trials share the project's seed, and may: seeded ones would share batches and noise
             if plan.trials.law is not None and not settings.privacy.secure:
@@ -222,13 +222,13 @@ def _moving_test_part(train: Records, settings: Settings) -> str:
     )
 
 
-def _warn_of_weak_promises(algorithm: str, plan: Plan, train: Records, privacy: PrivacySettings) -> None:
+def _warn_of_weak_promises(algorithm: str, plan: Plan, train: Records, settings: Settings) -> None:
     """Warn of a guarantee that says little; a run whose guarantee may be published is refused such a δ."""
-    if weak := large_delta(algorithm, plan, privacy):
-        if privacy.secure:
+    if weak := large_delta(algorithm, plan, settings, train.membership):
+        if settings.privacy.secure:
             raise EquidpError(weak)
         logger.warning("%s", weak)
-    if train.unit is not None and not privacy.by_unit:
+    if train.unit is not None and not settings.privacy.by_unit:
         logger.warning(
             "%s: ε will be for one record. These data tell which records belong together (one person's, say), and for "
             "all of them at once it is larger: to protect them together set privacy.unit=unit and data.split_by=unit.",

@@ -84,8 +84,9 @@ def choose_model(
     """
     held = settings.data.model_copy(update={"evaluate_on": "validation"})
     parts = divide(features, held, settings.seed, algorithms.values())
-    tuning = plan_tuning(parts.train, settings)
-    if settings.privacy.secure and (weak := large_delta(settings.audited, tuning.plan, settings.privacy)):
+    tuning, drawn_by = plan_tuning(parts.train, settings), parts.train.membership
+    weak = large_delta(settings.audited, tuning.plan, settings, drawn_by)
+    if weak and settings.privacy.secure:
         raise EquidpError(weak)
     # of the test part one histogram alone is drawn: no law is needed, and figures need less noise
     single = settings.privacy.model_copy(update=dict.fromkeys(("trials_law", "trials_mean", "trials_shape")))
@@ -98,7 +99,7 @@ def choose_model(
         )
     facts = _facts(tuning, parts, settings)
     _kept(workplace, facts)  # of another tuning: refused before anything is charged
-    due, drawn_by = _due(tuning), parts.train.membership
+    due = _due(tuning)
     entered = partial(enter, ledgers, workplace, once, provenance, drawn_by, due, algorithm=settings.audited)
     run = entered()
     with alone(workplace / LOCK) as lock, nullcontext() if _tells(settings) else _unnumbered(workplace):
