@@ -17,6 +17,7 @@ from equidp.accounting.epsilon import (
     REPORT_INTERVAL,
     SEARCH_INTERVAL,
     epsilon,
+    grid_interval,
     live_epsilon,
     orders_left_out_in_silence,
     pld_epsilon,
@@ -112,7 +113,8 @@ def _proposed_by_pld(
     while pld_epsilon(events_for(0.9 * met), delta, SEARCH_INTERVAL) <= target:
         met *= 0.9
     within = delta - rounded_away(canonical(events_for(high)))
-    coarsely = partial(pld.PLDAccountant, value_discretization_interval=SEARCH_INTERVAL)
+    interval = grid_interval(canonical(events_for(high)), delta, SEARCH_INTERVAL)
+    coarsely = partial(pld.PLDAccountant, value_discretization_interval=interval)
     coarse = _searched(events_for, coarsely, (0.9 * met, high), target, within, tol=high * 5e-4)
     if coarse is None or math.isinf(pld_epsilon(events_for(coarse), delta, SEARCH_INTERVAL)):
         return min(met, smallest_noise(lambda noise: rdp_epsilon(events_for(noise), delta), target)), 0.0

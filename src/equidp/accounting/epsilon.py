@@ -26,6 +26,10 @@ SEARCH_INTERVAL = 1e-3
 REPORT_INTERVAL = 1e-4
 """PLD discretisation of every reported ε. Both are pessimistic: the bound holds at any interval."""
 
+COARSER_FROM = 10.0
+"""ε by RDP above which PLD's grid grows with it: a grid of the same interval would have as many points as ε is large,
+and take a minute for digits that tell nothing. It still is pessimistic, by less than 1e-5 of ε at `REPORT_INTERVAL`."""
+
 PLD_LIMIT = 2e3
 """ε by RDP above which PLD is not asked: its grid would take gigabytes to refine a figure that promises nothing."""
 
@@ -139,7 +143,12 @@ def live_epsilon(events: Sequence[Event], delta: float) -> float:
 def asks_pld(events: Sequence[Event], delta: float) -> bool:
     """Whether PLD is asked of these events: neither beyond `PLD_LIMIT` nor beyond `PLD_STEPS`."""
     steps = max((event.count for event in events if event.sampling_rate < 1), default=0)
-    return steps <= PLD_STEPS and live_epsilon(events, delta) <= PLD_LIMIT
+    return steps <= PLD_STEPS and rdp_epsilon(events, delta) <= PLD_LIMIT
+
+
+def grid_interval(events: Sequence[Event], delta: float, finest: float) -> float:
+    """The interval of PLD's grid for all these events together: `finest`, or above `COARSER_FROM` a coarser one."""
+    return finest * max(1.0, rdp_epsilon(events, delta) / COARSER_FROM)
 
 
 def rounded_away(events: Sequence[Event]) -> float:
@@ -177,17 +186,18 @@ def epsilon_path(epochs: Sequence[Sequence[Event]], delta: float) -> list[Epsilo
 @lru_cache(maxsize=16)
 def _epsilon_path(epochs: tuple[tuple[Event, ...], ...], delta: float) -> tuple[Epsilon, ...]:
     """Algorithms that are compared often have the same events: a second or so for each curve."""
-    whole = epsilon([event for events in epochs for event in events], delta)
+    every = [event for events in epochs for event in events]
+    whole, interval = epsilon(every, delta), grid_interval(every, delta, SEARCH_INTERVAL)
     by_pld = whole.value
     spent: tuple[Event, ...] = ()
     rounding = 0.0
-    loss = None if math.isinf(whole.pld or 0.0) else pld.privacy_loss_distribution.identity(SEARCH_INTERVAL)
+    loss = None if math.isinf(whole.pld or 0.0) else pld.privacy_loss_distribution.identity(interval)
     path: list[Epsilon] = []
     for count, events in blocks(epochs):
         spent = merged((*spent, *events))
         if loss is not None:
             for event in merged(events):
-                loss = loss.compose(_pld(event))
+                loss = loss.compose(_pld(event, interval))
                 rounding += ROUNDING  # of this composition; those of its steps are in `rounded_away`
             within = max(0.0, delta - rounded_away(spent) - rounding)
             by_pld = min(float(loss.get_epsilon_for_delta(within)), whole.value)
@@ -219,14 +229,15 @@ def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:
 def _pld_epsilon(events: tuple[Event, ...], delta: float, interval: float) -> float:
     if not asks_pld(events, delta):
         return math.inf
+    interval = grid_interval(events, delta, interval)
     return composed(pld.PLDAccountant(value_discretization_interval=interval), events, delta)
 
 
 @lru_cache(maxsize=256)
-def _pld(event: Event) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
-    """Privacy loss distribution of an event under add-or-remove, at the coarse interval."""
+def _pld(event: Event, interval: float) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+    """Privacy loss distribution of an event under add-or-remove."""
     once = pld.privacy_loss_distribution.from_gaussian_mechanism(
-        event.noise_multiplier, sampling_prob=event.sampling_rate, value_discretization_interval=SEARCH_INTERVAL
+        event.noise_multiplier, sampling_prob=event.sampling_rate, value_discretization_interval=interval
     )
     return once.self_compose(event.count)
 

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from dp_accounting import NeighboringRelation, pld
 
-from equidp.accounting.epsilon import SEARCH_INTERVAL, asks_pld, composed
+from equidp.accounting.epsilon import SEARCH_INTERVAL, asks_pld, composed, grid_interval
 from equidp.accounting.events import Event, canonical
 
 
@@ -38,7 +38,8 @@ def _replaced(events: tuple[Event, ...], delta: float) -> float:
     doubled = [Event(event.sampling_rate, max(event.noise_multiplier / 2, 1e-6), event.count) for event in events]
     if not asks_pld(doubled, delta):
         return math.inf
-    return composed(pld.PLDAccountant(NeighboringRelation.REPLACE_ONE, SEARCH_INTERVAL), events, delta)
+    interval = grid_interval(doubled, delta, SEARCH_INTERVAL)
+    return composed(pld.PLDAccountant(NeighboringRelation.REPLACE_ONE, interval), events, delta)
 
 
 def twice(epsilon_at: Callable[[float], float], delta: float) -> float | None:

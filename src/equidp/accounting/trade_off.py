@@ -31,8 +31,9 @@ from equidp.accounting.epsilon import (
     PLD_LIMIT,
     SEARCH_INTERVAL,
     asks_pld,
-    live_epsilon,
+    grid_interval,
     orders_left_out_in_silence,
+    rdp_epsilon,
     rounded_away,
 )
 from equidp.accounting.events import Event, canonical
@@ -155,27 +156,28 @@ def _grid(delta: float) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _by_pld(events: tuple[Event, ...], delta: float, epsilon: float) -> TradeOff | None:
-    if live_epsilon(events, delta) > PLD_LIMIT:
+    if rdp_epsilon(events, delta) > PLD_LIMIT:
         return None
     if not asks_pld(events, delta):
         accountant = rdp.RdpAccountant()
         with orders_left_out_in_silence():
             accountant.compose(ComposedDpEvent([event.as_dp_event() for event in events]))
         return trade_off_by(lambda one: float(accountant.get_delta(one)), delta, epsilon)
-    loss = pld.privacy_loss_distribution.identity(SEARCH_INTERVAL)
+    interval = grid_interval(events, delta, SEARCH_INTERVAL)
+    loss = pld.privacy_loss_distribution.identity(interval)
     for event in events:
-        loss = loss.compose(_loss(event))
+        loss = loss.compose(_loss(event, interval))
     grid = _grid(delta)
     found = (np.asarray(loss.get_delta_for_epsilon(grid)) + rounded_away(events)).clip(0.0, 1.0)
     return TradeOff((*map(float, grid), epsilon), (*map(float, found), delta), delta, "pld")
 
 
-def _loss(event: Event) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+def _loss(event: Event, interval: float) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
     """Of an event's releases together; without sampling they are one Gaussian."""
     plain = event.sampling_rate == 1
     once = pld.privacy_loss_distribution.from_gaussian_mechanism(
         event.noise_multiplier / (math.sqrt(event.count) if plain else 1.0),
-        value_discretization_interval=SEARCH_INTERVAL,
+        value_discretization_interval=interval,
         sampling_prob=event.sampling_rate,
     )
     return once if plain else once.self_compose(event.count)
