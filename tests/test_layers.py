@@ -20,7 +20,7 @@ LAYERS = (
     {"parameters"},
     {"training"},
     {"reporting"},
-    {"audit", "new_project", "starting_rate", "sweep"},
+    {"audit", "drafting", "new_project", "starting_rate", "sweep"},
     {"pipelines", "hooks", "cli", "new_dataset", "settings", "pipeline_registry", "config_loader", "__main__"},
 )
 """Names below `equidp`, from low to high; a module imports from its own layer and from those below."""

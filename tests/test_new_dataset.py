@@ -16,8 +16,8 @@ from tests.end_to_end.kedro_project import bootstrapped
 
 from equidp.cli import cli
 from equidp.data.sources import source
+from equidp.drafting import MARK, draft, draft_entry, marked
 from equidp.errors import EquidpError
-from equidp.new_dataset import MARK, draft, draft_entry, marked
 from equidp.parameters import resolve
 from equidp.starting_rate import made_up, starting_rate
 
@@ -108,6 +108,38 @@ def test_a_dialect_is_seen_and_what_is_guessed_is_marked(tmp_path: Path, content
     text = draft(tmp_path / name, tmp_path, "mine", ())
     for key in ("columns", "encoding"):
         assert (key in found) <= any(line.strip().startswith(key) and MARK in line for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ("x;y\n1 736,5;no\n-12;no\n", {"decimal": ",", "thousands": " "}),
+        ("x;y\n1\u202f736,5;no\n-12;no\n", {"decimal": ",", "thousands": "\u202f"}),
+        ('x,y\n"1,736.5",no\n-12,no\n', {"thousands": ","}),
+        ("x;y\n1'736.5;no\n-12;no\n", {"thousands": "'"}),
+    ],
+)
+def test_numbers_are_read_as_they_are_written_where_the_draft_was_made(
+    tmp_path: Path, content: str, found: dict[str, str]
+) -> None:
+    """Spaces before each three digits made a column of amounts a text that is left out."""
+    options = drafted(tmp_path, content.encode(), "t.csv")["options"]
+    assert {key: options[key] for key in ("decimal", "thousands") if key in options} == found
+    options["features"]["x"] |= {"minimum": -3000, "maximum": 3000}
+    declared = source("table", {**options, "classes": ["no", "yes"]})
+    found_x = declared.records(declared.locate(tmp_path)).features.flatten().tolist()
+    assert found_x == pytest.approx([4736.5 / 6000, 2988 / 6000])
+
+
+def test_a_name_that_can_be_no_folders_is_made_one_or_refused_before_a_draft(project: Path) -> None:
+    """It was drafted, and its check then refused it."""
+    raw = project / "data" / "01_raw"
+    for name in ("Hôpital-2", "病院"):
+        (raw / f"{name}.csv").write_text("x;y\n1;no\n", encoding="utf-8")
+    assert "conf/local/parameters/hopital_2.yml is drafted" in called(project, "data/01_raw/Hôpital-2.csv")
+    assert "The dataset's name '病院' becomes a folder's: by --name give" in called(project, "data/01_raw/病院.csv")
+    assert "The dataset's name 'größe' becomes" in called(project, "data/01_raw/病院.csv", "--name", "größe")
+    (project / "conf" / "local" / "parameters" / "hopital_2.yml").unlink()
 
 
 def test_codes_and_dates_are_no_numbers(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from equidp.config_loader import EquidpConfigLoader
+from equidp.drafting import marked
 from equidp.errors import EquidpError
-from equidp.new_dataset import marked
 from equidp.new_project import create, main
 from equidp.settings import CONFIG_LOADER_ARGS
 
