@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
+from equidp.gradients.packing import packed
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.parts import PoissonSampler, Run, Sampling
@@ -139,6 +141,40 @@ def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> No
     before = weights(make_private(Reader(), examples, LOSS, **{**ASKED, "batch_size": 20, "epochs": 1}, seed=0))
     assert bool(weights(trainer).isfinite().all())
     assert len(before) == sum(parameter.numel() for parameter in trainer.model.parameters())
+
+
+class Both(nn.Module):
+    """Of a record's numbers and a code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code, self.out = nn.Embedding(3, 4), nn.Linear(4, 2)
+
+    def forward(self, numbers: Tensor, code: Tensor) -> Tensor:
+        return self.out(numbers + self.code(code))
+
+
+def test_several_tensors_may_be_of_units() -> None:
+    """`Examples` took one tensor alone, and only they have units."""
+    several, unit = {"numbers": FEATURES, "code": torch.arange(300) % 3}, torch.arange(300) // 3
+    torch.manual_seed(0)
+    model = Both()
+    packed_features, packed_model = packed(several, copy.deepcopy(model))
+    found = [
+        make_private(of, examples, LOSS, **{**ASKED, "batch_size": 20}, seed=0)
+        for of, examples in (
+            (model, Examples(several, LABELS, unit)),
+            (copy.deepcopy(model), Examples(tuple(several.values()), LABELS, unit)),
+            (packed_model, Examples(packed_features, LABELS, unit)),
+        )
+    ]
+    for trainer in found:
+        trainer.run_steps(3)
+        assert trainer.population.size == 100
+        torch.testing.assert_close(weights(trainer), weights(found[0]))
+    assert repr(Examples(several, LABELS, unit)) == "<Examples: features [300, 5], labels [300], unit [300]>"
+    with pytest.raises(EquidpError, match=r"no list\. Features may be several tensors by the model's arguments"):
+        Examples([FEATURES, unit], LABELS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

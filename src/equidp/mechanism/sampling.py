@@ -7,7 +7,7 @@ Batches are Poisson samples of units: every unit enters on its own coin, so the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equidp.errors import EquidpError
+from equidp.gradients.packing import SEVERAL, Packing, Several
 
 logger = logging.getLogger(__name__)
 
@@ -69,32 +70,53 @@ class Labelled(Protocol):
         """`[N]` int64, an id shared by the records of one unit; None where records are units."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Examples:
     """Records without a schema, for a loop of one's own: labels may be what the loss takes.
 
     Attributes:
         features, labels: `[N, …]` each; amounts, say, or a label for every place of a text.
         unit: `[N]` int64, an id shared by the records of one unit, or None where records are units.
+        packing: how several tensors lie in the features; None where these are one.
     """
 
     features: Tensor
     labels: Tensor
-    unit: Tensor | None = None
+    unit: Tensor | None
+    packing: Packing | None
 
-    def __post_init__(self) -> None:
-        """Refuse types that a network or a loss would refuse in words of its own, and units of other types.
+    def __init__(
+        self,
+        features: Tensor | Several,
+        labels: Tensor,
+        unit: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+    ) -> None:
+        """Take the columns; several tensors of features, by name in a dict or in order in a tuple, become one.
 
         Raises:
             EquidpError: something is no tensor or has no dimension, features or labels are float64, labels are whole
                 numbers other than int64, or units are not `[N]` int64: unknown ones (NaN) would each be a unit of its
-                own.
+                own. Several tensors that cannot be packed.
         """
-        for name, column in vars(self).items():
+        if isinstance(features, Mapping | tuple):
+            packing = Packing.of(features)
+            features = packing.pack(features)
+        given = {"features": features, "labels": labels, "unit": unit, "packing": packing}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)  # it is frozen from here on
+        self._refuse_other_kinds()
+
+    def _refuse_other_kinds(self) -> None:
+        """Refuse types that a network or a loss would refuse in words of its own, and units of other types."""
+        for name, column in self._columns().items():
             if not (torch.is_tensor(column) or (name == "unit" and column is None)):
                 table = ".to_numpy()" if hasattr(column, "to_numpy") else ""  # torch takes no DataFrame
+                more = f" Features may be {SEVERAL}." if isinstance(column, list) and name == "features" else ""
                 raise EquidpError(
-                    f"The examples' {name}: give a tensor (torch.as_tensor({name}{table})), no {type(column).__name__}."
+                    f"The examples' {name}: give a tensor (torch.as_tensor({name}{table})), no "
+                    f"{type(column).__name__}.{more}"
                 )
             if column is not None and column.layout != torch.strided:
                 raise EquidpError(f"The examples' {name} are sparse, and rows are taken of them: {name}.to_dense().")
@@ -117,13 +139,16 @@ class Examples:
 
     def __repr__(self) -> str:
         """Shapes alone: what a notebook's cell shows is kept in its file, and the values are data of persons."""
-        shapes = [f"{name} {list(column.shape)}" for name, column in vars(self).items() if column is not None]
+        shapes = [f"{name} {list(column.shape)}" for name, column in self._columns().items() if column is not None]
         return f"<Examples: {', '.join(shapes)}>"
+
+    def _columns(self) -> dict[str, Tensor | None]:
+        return {"features": self.features, "labels": self.labels, "unit": self.unit}
 
     def to(self, device: torch.device) -> Examples:
         """The same on another device."""
         unit = None if self.unit is None else self.unit.to(device)
-        return Examples(self.features.to(device), self.labels.to(device), unit)
+        return Examples(self.features.to(device), self.labels.to(device), unit, packing=self.packing)
 
 
 class Population:

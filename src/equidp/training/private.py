@@ -114,7 +114,7 @@ def make_private(
     built = algorithm if isinstance(algorithm, Algorithm) else algorithm_settings(algorithm, options or {}).build()
     _refuse_other_uses(built)
     chosen = built.averaged(average)
-    place, (examples, packing) = device_of(training), examples_of(data)
+    place, examples = device_of(training), examples_of(data)
     _refuse_other_views(augmentation, examples.features)
     ids, number = _groups(chosen, examples.labels, classes, groups)
     train = examples.to(place)
@@ -125,7 +125,7 @@ def make_private(
         chosen, units=population.size, groups=number, classes=crossed, privacy=privacy, training=training
     )  # fmt: skip
     _refuse_large(privacy.delta, plan.records)  # an algorithm may declare more
-    network = rewritten(model if packing is None else Packed(model, packing))
+    network = rewritten(model if train.packing is None else Packed(model, train.packing))
     refuse_odd_records(network, loss, train.features, train.labels)
     network = network.to(place)
     views = 1 if augmentation is None else augmentation.views
@@ -143,7 +143,7 @@ def make_private(
         optimizer=optimizer,
         physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size, views)[1],
         precision=precision,
-        public=None if public is None else _public_of(public, packing).to(place),
+        public=None if public is None else _public_of(public, train.packing).to(place),
         augmentation=augmentation,
     )
 
@@ -194,9 +194,8 @@ def statement(trainer: Trainer, *, unit: str | None = None) -> dict[str, Any]:
 
 
 def _public_of(data: Data, packing: Packing | None) -> Examples:
-    examples, other = examples_of(data)
-    if other != packing:
-        one = "one tensor"
+    examples, one = examples_of(data), "one tensor"
+    if (other := examples.packing) != packing:
         raise EquidpError(f"The features of the public records are {other or one}: give {packing or one}, as in data.")
     return examples
 

@@ -38,14 +38,14 @@ READ_TWICE = 32
 """Items that are read again, to see whether they are the same."""
 
 
-def examples_of(data: Data) -> tuple[Examples, Packing | None]:
-    """Features and labels; and how several tensors lie in the features, if they were several.
+def examples_of(data: Data) -> Examples:
+    """Features and labels, of a dataset too.
 
     Raises:
         EquidpError: for what is no such data, and for items that are there more than once or draw at random.
     """
     if isinstance(data, Examples):
-        return data, None
+        return data
     if isinstance(data, DataLoader):
         raise EquidpError("Batches are drawn here: give the dataset of the DataLoader, `loader.dataset`.")
     if type(data) is TensorDataset:  # another kind of it may give its items changed
@@ -53,11 +53,7 @@ def examples_of(data: Data) -> tuple[Examples, Packing | None]:
     if isinstance(data, tuple):
         if len(data) != 2:
             raise EquidpError(f"The data have {len(data)} tensors: give (features, labels).{MORE * (len(data) > 2)}")
-        features, labels = data
-        if isinstance(features, Mapping | tuple):
-            packing = Packing.of(features)
-            return Examples(packing.pack(features), labels), packing
-        return Examples(cast("Tensor", features), labels), None
+        return Examples(*data)
     if not isinstance(data, Dataset | Sequence):
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if not by_number or isinstance(data, Mapping) or hasattr(data, "columns"):  # a table, a generator
@@ -83,7 +79,8 @@ def examples_of(data: Data) -> tuple[Examples, Packing | None]:
         _refuse_ragged(what, [part[0] for part in parts])
     features, labels = map(torch.cat, columns)
     # what are Python's numbers there are float64 now
-    return Examples(features, labels.float() if labels.dtype == torch.float64 else labels), joined.packing
+    labels = labels.float() if labels.dtype == torch.float64 else labels
+    return Examples(features, labels, packing=joined.packing)
 
 
 def _refuse_repeated(data: object) -> None:
