@@ -23,7 +23,7 @@ from equidp.mechanism.secure import SecureRandom
 from equidp.parameters import Settings, resolve
 from equidp.pipelines.tune import nodes
 from equidp.system import files
-from equidp.system.workplace import JOURNAL_FILE
+from equidp.system.workplace import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training import TrainingRequest, conclusion
 from equidp.training.charging import CHARGED
 from equidp.training.digests import initial_state
@@ -145,11 +145,16 @@ def test_what_says_that_a_run_is_entered_goes_before_what_says_what_it_was_charg
     assert any(witness in names and CHARGED not in names for names in left)
 
 
-def test_what_a_kill_left_half_written_of_a_tuning_is_forgotten_with_it(tmp_path: Path) -> None:
-    """It says how many trials were drawn, or has figures that were drawn and not kept."""
-    for name in (nodes.DRAWN, conclusion.HISTOGRAM):
+@pytest.mark.parametrize(
+    ("forget", "witness"), [(conclusion.forget, CHECKPOINT_FILE), (nodes.forget_trials, nodes.DRAWN)]
+)
+def test_what_a_kill_left_half_written_of_a_run_is_forgotten_with_it(tmp_path: Path, forget: Any, witness: str) -> None:
+    """It says how many trials were drawn, or has figures that were drawn and not kept: beside those that were released,
+    a second noise on the same counts, which no entry of the ledger is of.
+    """
+    for name in (witness, CHARGED, conclusion.HISTOGRAM):
         files.unfinished(tmp_path / name).write_text("", encoding="utf-8")
-    nodes.forget_trials(tmp_path)
+    forget(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

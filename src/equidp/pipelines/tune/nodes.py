@@ -33,7 +33,7 @@ from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
 from equidp.sweep.apart import Apart, alone
-from equidp.system.files import settle, storage_error, unfinished_of, write_private
+from equidp.system.files import remove_kept, settle, storage_error, write_private
 from equidp.system.logs import held_back
 from equidp.system.workplace import DRAWN
 from equidp.training import TrainingRequest, predict, train_model
@@ -267,9 +267,7 @@ def _chosen_settings(settings: Settings, chosen: Mapping[str, Any]) -> dict[str,
 def forget_trials(workplace: Path) -> None:
     """Remove what a finished tuning drew and trained: nothing but the chosen trial is ever told."""
     for name in (CHARGED, DRAWN, HISTOGRAM, LOCK):  # what is left must not look like a charged tuning
-        (workplace / name).unlink(missing_ok=True)
-        for left in workplace.glob(unfinished_of(Path(name))):  # by a kill, half-written
-            left.unlink(missing_ok=True)
+        remove_kept(workplace / name)
     for log in workplace.glob(f"{LOG}-*.log"):
         log.unlink()
     _forget_folders(workplace)
