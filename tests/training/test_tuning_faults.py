@@ -280,6 +280,19 @@ def test_a_trial_whose_folder_is_gone_does_not_begin_again_uncounted(
     assert sum(event["count"] for event in privacy["charged"]) == charged
 
 
+def test_a_tuning_warns_of_a_weak_promise_as_a_single_training_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It said nothing of a δ that promises nothing, nor, in secure runs too, of persons with several records."""
+    whole, of = records(), settings(privacy=LAW | {"delta": 0.5}, seed=3)
+    of_units = replace(whole, unit=torch.arange(len(whole)) // 2)
+    monkeypatch.setattr(nodes, "_every_score", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        nodes.choose_model(of_units, tmp_path / "run", of, {"dpsgd": of.algorithm("dpsgd")}, tmp_path / "ledgers", {})
+    assert "dpsgd: δ = 0.5 is not below one over" in caplog.text
+    assert "dpsgd: ε will be for one record" in caplog.text
+
+
 # --------------------------------------------------------------------------------------------------- planted: counting
 
 

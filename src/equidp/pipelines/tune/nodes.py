@@ -29,7 +29,7 @@ from equidp.parameters import Settings, concerning, varied
 from equidp.pipelines.evaluation.nodes import release_figures
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.provenance import provenance_facts
-from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
+from equidp.pipelines.training.nodes import group_arrays, model_card, score_test, warn_of_weak_promises
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
 from equidp.sweep.apart import Apart, alone
@@ -43,7 +43,6 @@ from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
 from equidp.training.interrupted import EVERY, beyond_plan, of_any_trial
 from equidp.training.journal import OtherSettingsError
-from equidp.training.planning import large_delta
 from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
 from equidp.training.tuning import Point, Tuning, plan_tuning, score, tuned_statement
@@ -85,8 +84,7 @@ def choose_model(
     held = settings.data.model_copy(update={"evaluate_on": "validation"})
     parts = divide(features, held, settings.seed, algorithms.values())
     tuning = plan_tuning(parts.train, settings)
-    if settings.privacy.secure and (weak := large_delta(settings.audited, tuning.plan, settings.privacy)):
-        raise EquidpError(weak)
+    warn_of_weak_promises(settings.audited, tuning.plan, parts.train, settings.privacy)
     # of the test part one histogram alone is drawn: no law is needed, and figures need less noise
     single = settings.privacy.model_copy(update=dict.fromkeys(("trials_law", "trials_mean", "trials_shape")))
     once = dataclasses.replace(settings, privacy=single)
