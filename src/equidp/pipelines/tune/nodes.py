@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import shutil
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -178,7 +179,8 @@ def _every_score(
             log=lambda number: workplace / f"{LOG}-{number}.log",
             workers=settings.tune.workers,
         )
-        apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
+        with _told_to_go_on(workplace):
+            apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
     for number in range(len(drawn)):
         with nullcontext() if _tells(settings) else held_back("equidp", below=logging.CRITICAL):
             found = _trial(*before(number))  # of one that is finished, what it left
@@ -215,17 +217,30 @@ def _tells(settings: Settings) -> bool:
     return settings.tune.exact or not settings.privacy.secure
 
 
+def _stopped(workplace: Path, signum: int) -> StoppedError:
+    return StoppedError(
+        f"Stopped; what the tuning has done is kept in {workplace}. Go on by the same command with resume=true "
+        "added to --params.",
+        signum,
+    )
+
+
+@contextmanager
+def _told_to_go_on(workplace: Path) -> Iterator[None]:
+    """Ctrl-C or SIGTERM while others train ends in a sentence, as where this process trains."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        raise _stopped(workplace, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM) from None
+
+
 @contextmanager
 def _unnumbered(workplace: Path) -> Iterator[None]:
     """What ends a trial, and the tuning with it, is told without the trial's number or how far it had come."""
     try:
         yield
     except StoppedError as stopped:
-        raise StoppedError(
-            f"Stopped; what the tuning has done is kept in {workplace}. Go on by the same command with resume=true "
-            "added to --params.",
-            stopped.exit_code - 128,
-        ) from None
+        raise _stopped(workplace, stopped.exit_code - 128) from None
     except EquidpError as error:
         raise EquidpError(re.sub(rf"({FOLDER}|{LOG}|{BEGUN})-\d+", r"\1", error.message)) from None
 
