@@ -23,7 +23,7 @@ from equidp.mechanism.secure import SecureRandom
 from equidp.parameters import Settings, resolve
 from equidp.pipelines.tune import nodes
 from equidp.system import files
-from equidp.system.workplace import JOURNAL_FILE
+from equidp.system.workplace import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training import TrainingRequest, conclusion
 from equidp.training.charging import CHARGED
 from equidp.training.digests import initial_state
@@ -145,11 +145,16 @@ def test_what_says_that_a_run_is_entered_goes_before_what_says_what_it_was_charg
     assert any(witness in names and CHARGED not in names for names in left)
 
 
-def test_what_a_kill_left_half_written_of_a_tuning_is_forgotten_with_it(tmp_path: Path) -> None:
-    """It says how many trials were drawn, or has figures that were drawn and not kept."""
-    for name in (nodes.DRAWN, conclusion.HISTOGRAM):
+@pytest.mark.parametrize(
+    ("forget", "witness"), [(conclusion.forget, CHECKPOINT_FILE), (nodes.forget_trials, nodes.DRAWN)]
+)
+def test_what_a_kill_left_half_written_of_a_run_is_forgotten_with_it(tmp_path: Path, forget: Any, witness: str) -> None:
+    """It says how many trials were drawn, or has figures that were drawn and not kept: beside those that were released,
+    a second noise on the same counts, which no entry of the ledger is of.
+    """
+    for name in (witness, CHARGED, conclusion.HISTOGRAM):
         files.unfinished(tmp_path / name).write_text("", encoding="utf-8")
-    nodes.forget_trials(tmp_path)
+    forget(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -275,6 +280,19 @@ def test_a_trial_whose_folder_is_gone_does_not_begin_again_uncounted(
     assert sum(event["count"] for event in privacy["charged"]) == charged
 
 
+def test_a_tuning_warns_of_a_weak_promise_as_a_single_training_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It said nothing of a δ that promises nothing, nor, in secure runs too, of persons with several records."""
+    whole, of = records(), settings(privacy=LAW | {"delta": 0.5}, seed=3)
+    of_units = replace(whole, unit=torch.arange(len(whole)) // 2)
+    monkeypatch.setattr(nodes, "_every_score", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        nodes.choose_model(of_units, tmp_path / "run", of, {"dpsgd": of.algorithm("dpsgd")}, tmp_path / "ledgers", {})
+    assert "dpsgd: δ = 0.5 is not below one over" in caplog.text
+    assert "dpsgd: ε will be for one record" in caplog.text
+
+
 # --------------------------------------------------------------------------------------------------- planted: counting
 
 
@@ -366,13 +384,23 @@ def test_other_trials_leave_only_among_diagnostics(diagnostics: bool) -> None:
     assert found == ({"trials": [{"settings": {"a": 1}, "score": 0.5}]} if diagnostics else {})
 
 
-@pytest.mark.parametrize("of", [{"delta": 0.01}, {"evaluation": {"epsilon": 0.01, "delta": 0.3}}])
+@pytest.mark.parametrize(
+    ("of", "held_out", "told"),
+    [
+        ({"delta": 0.01}, 0.2, r"the \d+ training records"),
+        ({"evaluation": {"epsilon": 0.01, "delta": 0.3}}, 0.2, r"the \d+ training records"),
+        # of 1797 digits some 290 train; about 430 are held back to choose by, and 1080 to test
+        ({"delta": 0.003}, 0.6, "about 4.. validation records"),
+        ({"evaluation": {"epsilon": 1.0, "delta": 0.0015}}, 0.6, "about 1... test records"),
+    ],
+)
 def test_a_secure_tuning_with_a_large_delta_is_refused_before_anything_is_charged(
-    tmp_path: Path, of: dict[str, Any]
+    tmp_path: Path, of: dict[str, Any], held_out: float, told: str
 ) -> None:
     """Its trials were trained, and their ε spent, for a model that is not for publication."""
-    with pytest.raises(EquidpError, match=r"is not below one over the \d+ training records"):
-        tuned(tmp_path, settings(privacy=LAW | {"secure": True} | of))
+    data = {"test_fraction": held_out, "keep": {}}
+    with pytest.raises(EquidpError, match=f"is not below one over {told}"):
+        tuned(tmp_path, settings(privacy=LAW | {"secure": True} | of, data=data))
     assert not (tmp_path / "ledgers").exists()
 
 

@@ -20,6 +20,7 @@ from equidp.errors import EquidpError
 from equidp.mechanism.secure import SecureRandom
 from equidp.pipelines.tune import nodes
 from equidp.sweep.apart import Apart
+from equidp.training.checkpoint import StoppedError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="tune.workers is refused on Windows")
 ALONE = nodes._trial_apart
@@ -100,6 +101,23 @@ def test_a_tuning_of_two_workers_goes_on_when_it_or_a_worker_is_killed_and_no_st
     assert charged[0] < max(drawn.values()) <= charged[-1]
     assert privacy["epsilon"] > choice["epsilon_declared"]
     assert sum(event["count"] for event in privacy["charged"]) == charged[-1]
+
+
+@pytest.mark.parametrize(("stop", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_tuning_that_is_stopped_while_others_train_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException, status: int, secure: bool
+) -> None:
+    """`Aborted!`, or nothing, was all that was said."""
+
+    def stopped(*_: Any) -> None:
+        raise stop
+
+    monkeypatch.setattr(Apart, "run", stopped)
+    with pytest.raises(StoppedError, match=r"is kept in .*resume=true") as told:
+        tuned(tmp_path, settings(privacy=LAW | {"secure": secure}, tune={"workers": 2}))
+    assert told.value.exit_code == status
+    assert (tmp_path / "run" / nodes.DRAWN).is_file()
 
 
 def test_a_trial_that_is_refused_ends_the_tuning_with_its_reason(tmp_path: Path) -> None:

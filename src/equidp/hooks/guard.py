@@ -308,10 +308,12 @@ class GuardHook:
                 " If this is a script that trains on several ranks, Python runs it again in each of them: put what it "
                 'does under if __name__ == "__main__".'
             )
+            # Python's name of a script that is run again; in the one that starts others it is a second one of __main__
+            again = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
             raise EquidpError(
                 "Another run of this dataset, seed and run_label is at work, and both would write the same files: wait "
                 "for it, or give this one a run_label (--params=run_label=…); `kedro sweep` does so for many runs."
-                + (script if "__mp_main__" in sys.modules else "")  # Python's name of a script that is run again
+                + (script if again else "")
             )
 
 

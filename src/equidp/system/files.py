@@ -182,6 +182,13 @@ def remove(path: Path) -> None:
         raise storage_error(path, error) from error
 
 
+def remove_kept(path: Path) -> None:
+    """Remove a file that may not exist, and what killed processes left beside it of its new content."""
+    path.unlink(missing_ok=True)
+    for left in path.parent.glob(unfinished_of(path)):
+        left.unlink(missing_ok=True)
+
+
 def unfinished(path: Path) -> Path:
     """A path beside `path` to write its new content to, with a name that no other process uses.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equidp.mechanism.trainer import Trainer
 from equidp.models import weights_of
+from equidp.system.files import remove_kept
 from equidp.system.workplace import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training.charging import CHARGED
 from equidp.training.journal import unless_in_use
@@ -96,9 +97,9 @@ def forget(workplace: Path) -> None:
     windows = sys.platform == "win32"  # it removes no open file, and so none of a run that has begun since
     with unless_in_use(journal) as free:
         if free:
-            checkpoint.unlink(missing_ok=True)
+            remove_kept(checkpoint)
             for kept in (CHARGED, HISTOGRAM):  # what is left must not look like a charged run
-                (workplace / kept).unlink(missing_ok=True)
+                remove_kept(workplace / kept)  # half-written figures are others than those that were released
             if not windows:
                 journal.unlink(missing_ok=True)
     if free and windows:

@@ -16,27 +16,36 @@ from equidp.tasks import CLASSIFICATION
 from equidp.training.promises import refuse_broken_promises
 
 
-def large_delta(algorithm: str, plan: Plan, settings: Settings, membership: Membership | None) -> str:
+def large_delta(
+    algorithm: str, plan: Plan, settings: Settings, membership: Membership | None, *, tuned: bool = False
+) -> str:
     """A sentence on a δ that publishing one record outright would meet, of the training or of figures; empty if none.
 
     How many records are evaluated is not public where figures of them have an ε. N stands for it, or what N and the
     share held out let one expect where that is more.
+
+    Args:
+        tuned: whether a validation part that was held back besides has an ε of its own.
     """
     privacy, data = settings.privacy, settings.data
-    words = "units" if privacy.by_unit else "records"
-    size, many = plan.records, f"{plan.records} training {words}"
-    judged = [("delta", privacy.delta, size, many)]
+    stays = 1 - data.test_fraction
+    judged = [("delta", privacy.delta, "training", 1.0)]
+    if tuned:
+        judged.append(("delta", privacy.delta, "validation", data.test_fraction / stays))
     if privacy.evaluation.epsilon is not None:
         drawn = membership is not None and membership.how == "hash" and not membership.given
-        expected = round(size * data.test_fraction / (1 - data.test_fraction))
-        if expected > size and (drawn or data.evaluate_on == "validation"):
-            size, many = expected, f"{expected} {data.evaluate_on} {words} to be expected"
-        judged.append(("evaluation.delta", privacy.evaluation.delta or privacy.delta, size, many))
-    for setting, delta, size, many in judged:
+        expected = data.test_fraction / stays**2 if tuned else data.test_fraction / stays
+        known = drawn or data.evaluate_on == "validation"
+        delta = privacy.evaluation.delta or privacy.delta
+        judged.append(("evaluation.delta", delta, data.evaluate_on, expected if known else 0.0))
+    words = "units" if privacy.by_unit else "records"
+    for setting, delta, part, each in judged:
+        size = max(plan.records, round(each * plan.records))
         if delta >= 1 / size:
+            many = f"the {size} training" if size == plan.records else f"about {size} {part}"
             return (
-                f"{algorithm}: δ = {delta:g} is not below one over the {many}: publishing one of them outright would "
-                f"meet it. Set privacy.{setting} to {0.1 / size:.0e} or less."
+                f"{algorithm}: δ = {delta:g} is not below one over {many} {words}: publishing one of them outright "
+                f"would meet it. Set privacy.{setting} to {0.1 / size:.0e} or less."
             )
     return ""
 

@@ -60,7 +60,7 @@ def plan_training(train: Records, settings: Settings, *, algorithm: str) -> dict
     """Fix everything public before training: N, B, T, K, δ, and the noise that meets the target."""
     plan = plan_of(algorithm, train, settings)
     if settings.algorithm(algorithm).private:
-        _warn_of_weak_promises(algorithm, plan, train, settings)
+        warn_of_weak_promises(algorithm, plan, train, settings)
         if not plan.trials.single and (reason := _moving_test_part(train, settings)):
             # secure trials share the project's seed, and may: seeded ones would share batches and noise
             if plan.trials.law is not None and not settings.privacy.secure:
@@ -222,9 +222,11 @@ def _moving_test_part(train: Records, settings: Settings) -> str:
     )
 
 
-def _warn_of_weak_promises(algorithm: str, plan: Plan, train: Records, settings: Settings) -> None:
+def warn_of_weak_promises(
+    algorithm: str, plan: Plan, train: Records, settings: Settings, *, tuned: bool = False
+) -> None:
     """Warn of a guarantee that says little; a run whose guarantee may be published is refused such a δ."""
-    if weak := large_delta(algorithm, plan, settings, train.membership):
+    if weak := large_delta(algorithm, plan, settings, train.membership, tuned=tuned):
         if settings.privacy.secure:
             raise EquidpError(weak)
         logger.warning("%s", weak)

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import shutil
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -29,11 +30,11 @@ from equidp.parameters import Settings, concerning, varied
 from equidp.pipelines.evaluation.nodes import release_figures
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.provenance import provenance_facts
-from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
+from equidp.pipelines.training.nodes import group_arrays, model_card, score_test, warn_of_weak_promises
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
 from equidp.sweep.apart import Apart, alone
-from equidp.system.files import settle, storage_error, unfinished_of, write_private
+from equidp.system.files import remove_kept, settle, storage_error, write_private
 from equidp.system.logs import held_back
 from equidp.system.workplace import DRAWN
 from equidp.training import TrainingRequest, predict, train_model
@@ -43,7 +44,6 @@ from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
 from equidp.training.interrupted import EVERY, beyond_plan, of_any_trial
 from equidp.training.journal import OtherSettingsError
-from equidp.training.planning import large_delta
 from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
 from equidp.training.tuning import Point, Tuning, plan_tuning, score, tuned_statement
@@ -85,9 +85,7 @@ def choose_model(
     held = settings.data.model_copy(update={"evaluate_on": "validation"})
     parts = divide(features, held, settings.seed, algorithms.values())
     tuning, drawn_by = plan_tuning(parts.train, settings), parts.train.membership
-    weak = large_delta(settings.audited, tuning.plan, settings, drawn_by)
-    if weak and settings.privacy.secure:
-        raise EquidpError(weak)
+    warn_of_weak_promises(settings.audited, tuning.plan, parts.train, settings, tuned=not settings.tune.exact)
     # of the test part one histogram alone is drawn: no law is needed, and figures need less noise
     single = settings.privacy.model_copy(update=dict.fromkeys(("trials_law", "trials_mean", "trials_shape")))
     once = dataclasses.replace(settings, privacy=single)
@@ -181,7 +179,8 @@ def _every_score(
             log=lambda number: workplace / f"{LOG}-{number}.log",
             workers=settings.tune.workers,
         )
-        apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
+        with _told_to_go_on(workplace):
+            apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
     for number in range(len(drawn)):
         with nullcontext() if _tells(settings) else held_back("equidp", below=logging.CRITICAL):
             found = _trial(*before(number))  # of one that is finished, what it left
@@ -218,17 +217,30 @@ def _tells(settings: Settings) -> bool:
     return settings.tune.exact or not settings.privacy.secure
 
 
+def _stopped(workplace: Path, signum: int) -> StoppedError:
+    return StoppedError(
+        f"Stopped; what the tuning has done is kept in {workplace}. Go on by the same command with resume=true "
+        "added to --params.",
+        signum,
+    )
+
+
+@contextmanager
+def _told_to_go_on(workplace: Path) -> Iterator[None]:
+    """Ctrl-C or SIGTERM while others train ends in a sentence, as where this process trains."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        raise _stopped(workplace, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM) from None
+
+
 @contextmanager
 def _unnumbered(workplace: Path) -> Iterator[None]:
     """What ends a trial, and the tuning with it, is told without the trial's number or how far it had come."""
     try:
         yield
     except StoppedError as stopped:
-        raise StoppedError(
-            f"Stopped; what the tuning has done is kept in {workplace}. Go on by the same command with resume=true "
-            "added to --params.",
-            stopped.exit_code - 128,
-        ) from None
+        raise _stopped(workplace, stopped.exit_code - 128) from None
     except EquidpError as error:
         raise EquidpError(re.sub(rf"({FOLDER}|{LOG}|{BEGUN})-\d+", r"\1", error.message)) from None
 
@@ -268,9 +280,7 @@ def _chosen_settings(settings: Settings, chosen: Mapping[str, Any]) -> dict[str,
 def forget_trials(workplace: Path) -> None:
     """Remove what a finished tuning drew and trained: nothing but the chosen trial is ever told."""
     for name in (CHARGED, DRAWN, HISTOGRAM, LOCK):  # what is left must not look like a charged tuning
-        (workplace / name).unlink(missing_ok=True)
-        for left in workplace.glob(unfinished_of(Path(name))):  # by a kill, half-written
-            left.unlink(missing_ok=True)
+        remove_kept(workplace / name)
     for log in workplace.glob(f"{LOG}-*.log"):
         log.unlink()
     _forget_folders(workplace)
