@@ -217,7 +217,6 @@ def compare_digits(
             _reseed(passes, seed)
             return seen(some.clone(), theirs.clone())
 
-        now(features, labels)  # the first pass of a kind takes other threads than the next ones
         pairs = [places + kept - places % 2 for kept in range(2)]
         copies = [torch.full_like(places, place) for place in range(min(COPIED, len(places)))]
         tried = [features, varied(passes, features, labels)]
