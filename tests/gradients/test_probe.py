@@ -624,6 +624,44 @@ def test_equal_numbers_are_compared_without_a_copy(monkeypatch: pytest.MonkeyPat
     assert not same(table, table.nan_to_num())
 
 
+class Pool(nn.Module):
+    """A mean of words, of a layer without a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.ones(8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        words = torch.tanh(self.inner(x)) * self.scale
+        return (words if mask is None else words * mask.unsqueeze(2)).sum(1)
+
+
+class Masked(nn.Module):
+    def __init__(self, *, named: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.named, self.table, self.pool, self.out = named, nn.Embedding(30, 8), Pool(), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words, mask = self.table(ids), (ids != 0).float()
+        return self.out(self.pool(words, mask=mask) if self.named else self.pool(words, mask))
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'pool'")
+def test_a_mask_by_name_of_a_layer_without_a_rule_is_refused() -> None:
+    """It was left out of the gradients: where no text of the first batch is padded, nothing showed it."""
+    whole, labels = torch.randint(1, 30, (32, 12), generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
+    shorter = whole.clone()
+    shorter[:, 3:] = 0
+    with pytest.raises(EquidpError, match="given by position"):
+        GradientEngine(Masked(named=True), cross_entropy).norms(whole, labels)
+    engine = GradientEngine(Masked(named=False), cross_entropy)
+    engine.norms(whole, labels)
+    norms = engine.norms(shorter, labels)
+    alone = [engine.plain_sum(shorter[i : i + 1], labels[i : i + 1]).norm() for i in range(32)]
+    assert torch.allclose(norms, torch.stack(alone), rtol=1e-4)
+
+
 class Converging(nn.Module):
     """A state that is stepped until all records' have come to rest, or so many times."""
 

@@ -236,25 +236,57 @@ def test_a_softmax_along_another_dimension_than_the_last_is_seen(computed, expec
 
 
 def test_threads_come_back_after_a_failed_pass(several: int) -> None:
-    def failing() -> None:
-        with WholeShares(nn.Identity()).of(torch.zeros(ROWS, 2), ROWS):
-            assert torch.get_num_threads() == 1
-            raise ValueError("here")
+    def failing(_: Tensor) -> None:
+        assert torch.get_num_threads() == 1
+        raise ValueError("here")
 
     with pytest.raises(ValueError, match="here"):
-        failing()
+        WholeShares(nn.Identity()).passed(failing, torch.zeros(ROWS, 2), ROWS)
     assert torch.get_num_threads() == several
 
 
 def test_where_all_shares_are_whole_all_threads_are_taken() -> None:
     shares, features = WholeShares(nn.Identity()), torch.zeros(ROWS, 64)
 
-    def found() -> int:
-        with shares.of(features, ROWS):
-            torch.sigmoid(features.repeat(1, 32))
-            return torch.get_num_threads()
+    def work(some: Tensor) -> int:
+        torch.sigmoid(some.repeat(1, 32))
+        return torch.get_num_threads()
 
     with threads(3):
-        assert [found() for _ in range(3)] == [1, 3, 3]
+        assert [shares.passed(work, features, ROWS) for _ in range(3)] == [3, 3, 3]
         shares.forget()
-        assert [found() for _ in range(2)] == [1, 3]
+        assert shares.passed(work, features, ROWS) == 3
+
+
+class Threaded(Rounded):
+    """Rounds by the number of threads, as products of libraries may, and draws as many numbers as it is passed."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features) * (1 + 1e-6 * torch.get_num_threads()) + torch.rand(()) * 0
+
+
+def test_one_record_more_in_an_earlier_batch_changes_no_digit_of_later_ones() -> None:
+    """It made a second chunk, so the looks came earlier, and the pass after each was on one thread: for all records."""
+    features, labels = torch.randn(ROWS + 1, 5), torch.zeros(ROWS + 1)
+
+    def run(more: bool) -> list[Tensor]:
+        engine = GradientEngine(Threaded(64, torch.sigmoid), absolute, rows=ROWS, exact=True)
+        found = []
+        for step in range(12):
+            found.append(engine.norms(features[:ROWS], labels[:ROWS]))
+            if more and step == 3:
+                engine.norms(features[ROWS:], labels[ROWS:])
+        return found
+
+    with threads(2):
+        assert all(map(torch.equal, run(False), run(True)))
+
+
+def test_what_only_shows_sizes_draws_no_number() -> None:
+    shares, features = WholeShares(nn.Identity()), torch.zeros(ROWS, 64)
+    with threads(2):
+        before = torch.get_rng_state()
+        shares.passed(torch.rand_like, features, ROWS)
+        once, _ = torch.get_rng_state(), torch.set_rng_state(before)
+        torch.rand_like(features)
+        assert torch.equal(once, torch.get_rng_state())

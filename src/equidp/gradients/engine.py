@@ -242,20 +242,28 @@ class GradientEngine:
         add in no fixed order on the way back.
         """
         some, theirs = padded(features, SEVERAL), padded(labels, SEVERAL)
-        with self._shares.of(some, len(some), "tried"):
+
+        def computed(some: Tensor) -> list[Tensor]:
             outputs = self.passes.outputs(some)
             losses = self.passes.loss(outputs, theirs)
             found = [outputs, losses] if isinstance(outputs, Tensor) else [losses]
             if self.device.type == "cpu":
                 calls = chain.from_iterable(self.passes.calls(some, theirs, [(None, 1.0)]).values())
                 found += [values for call in calls for values in (*call.inputs, call.backprop)]
+            return found
+
+        found = self._shares.passed(computed, some, len(some), "tried")
         return [values.detach()[: len(features)] for values in found]
 
     def _of_records(self, forward: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         # a row at least: some layers fail on none, and a failed run would tell that a batch was empty
         some = self.padded(features if len(features) else features.new_zeros(1, *features.shape[1:]))
-        with contextlib.nullcontext() if self.rows is None else self._shares.of(some, len(some)):
-            return self.passes.watched(lambda: forward(some))[: len(features)]
+
+        def work(some: Tensor) -> Tensor:
+            return self.passes.watched(lambda: forward(some))
+
+        found = work(some) if self.rows is None else self._shares.passed(work, some, len(some))
+        return found[: len(features)]
 
     def padded(self, values: Tensor) -> Tensor:
         """`[b, …]` and more rows up to the public number of rows, where there is one."""

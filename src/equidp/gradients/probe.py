@@ -217,7 +217,6 @@ def compare_digits(
             _reseed(passes, seed)
             return seen(some.clone(), theirs.clone())
 
-        now(features, labels)  # the first pass of a kind takes other threads than the next ones
         pairs = [places + kept - places % 2 for kept in range(2)]
         copies = [torch.full_like(places, place) for place in range(min(COPIED, len(places)))]
         tried = [features, varied(passes, features, labels)]
@@ -382,7 +381,8 @@ def _refuse_unreached(passes: BookKeeping, unreached: Sequence[nn.Parameter], ex
         raise EquidpError(
             f"Parameter {names[unreached[0]]!r}{more} reaches the loss, but not by a call of the layer that holds it: "
             "let that layer's own forward use it (torch.nn.utils.parametrizations in place of hooks such as "
-            "weight_norm's or prune's), and give the model as it is before torch.compile."
+            "weight_norm's or prune's), or freeze it by requires_grad_(False), as a table of relative positions; and "
+            "give the model as it is before torch.compile."
         )
     raise EquidpError(
         f"Parameter {names[unreached[0]]!r}{more} would be trained and gets no gradient, as the loss does not depend "

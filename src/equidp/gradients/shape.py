@@ -116,8 +116,8 @@ class FixedRows:
             longer = (owners[-1:] + 1).expand(len(labels)).clone()
             longer[:records].copy_(owners)
             asked["owners"] = longer
-        with self.shares.of(features, len(labels), "norms", len(asked.get("iterates") or ()), owners is None):
-            found = self.passes.norms(features, labels, **asked)
+        kind = ("norms", len(asked.get("iterates") or ()), owners is None)
+        found = self.shares.passed(lambda some: self.passes.norms(some, labels, **asked), features, len(labels), *kind)
         self._weights = len(found)
         self._found = records if owners is None else len(found) - nobody
         return found[: self._found]

@@ -10,6 +10,9 @@ threads above 2¹⁴. A softmax along another dimension than the last takes all 
 whatever their number: attention over time moved the sum by 6·Δ on six. So the number of threads is chosen by the rows
 and by the sizes of what the model computes, which a pass of the same shape shows: the largest of those for which no
 share ends within a record or a vector.
+
+That pass is on one thread, and nothing uses what it gives: a record may get other digits there than on several. Which
+pass is the first of its kind depends on the batches before, and one record more may have made another chunk of one.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from equidp.system.threads import GLOBAL_RANDOM
+
+T = TypeVar("T")
 
 EACH, SHARED = 1 << 15, 1 << 14
 """Values that a thread gets at least, and up to which one thread computes all of a GELU."""
@@ -85,7 +92,7 @@ def _shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 class WholeShares:
-    """Threads of a model's private passes; those of a kind are looked for in its first pass, which takes one thread."""
+    """Threads of a model's private passes; those of a kind are looked for in a pass of its own, on one thread."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -95,30 +102,28 @@ class WholeShares:
         """Look for the threads of every kind anew: a model may have come to compute something else."""
         self._threads.clear()
 
-    @contextlib.contextmanager
-    def of(self, features: Tensor, rows: int, *others: Hashable) -> Iterator[None]:
-        """For a forward pass of these features, and its backward pass.
+    def passed(self, work: Callable[[Tensor], T], features: Tensor, rows: int, *others: Hashable) -> T:
+        """What `work` makes of these features in a forward pass, and its backward pass.
 
         Args:
+            work: of a kind of pass that is new it is done twice, at first on a copy of the features.
             features: `[rows, …]`, or of m views `[m·rows, …]`, which may be passed one after another.
             rows: of a view.
             others: whatever else says what is computed.
         """
         most = torch.get_num_threads()
+        if most == 1 or not rows or not features.is_cpu:
+            return work(features)
         kind = (features.shape, rows, self.model.training, most, others)
-        chosen = self._threads.get(kind, 1)
-        if chosen == most or not rows or not features.is_cpu:
-            yield
-            return
-        with threads(chosen):
-            if kind in self._threads:
-                yield
-                return
-            with Sizes() as sizes:
-                yield
-        sizes.seen.add(features.numel())
-        possible = range(1, 2 if sizes.hidden else most + 1)
-        self._threads[kind] = max((n for n in possible if whole(rows, sizes.seen, n, columns=sizes.columns)), default=1)
+        if kind not in self._threads:
+            with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]), threads(1), Sizes() as sizes:
+                work(features.clone())
+            sizes.seen.add(features.numel())
+            possible = range(1, 2 if sizes.hidden else most + 1)
+            fitting = (n for n in possible if whole(rows, sizes.seen, n, columns=sizes.columns))
+            self._threads[kind] = max(fitting, default=1)
+        with threads(self._threads[kind]):
+            return work(features)
 
 
 @contextlib.contextmanager

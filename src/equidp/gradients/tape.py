@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.errors import EquidpError
-from equidp.gradients.layers import Call, embedding
+from equidp.gradients.layers import Call, embedding, fallback
 from equidp.gradients.sites import READ_VALUES, Site, held
 
 
@@ -29,7 +29,7 @@ class Tape:
                 self._give_to_each(site)
                 continue
             self._hooks.append(site.layer.register_forward_pre_hook(self._open))
-            self._hooks.append(site.layer.register_forward_hook(self._following(site)))
+            self._hooks.append(site.layer.register_forward_hook(self._following(site), with_kwargs=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,10 +59,13 @@ class Tape:
             x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs
         )
 
-    def _following(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...], Any], Tensor | None]:
-        def follow(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
+    def _following(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Tensor | None]:
+        def follow(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Tensor | None:
             if not torch.is_grad_enabled():
                 return None
+            # it is called once more, with `inputs` alone: no trial shows a mask left out that hides nothing at first
+            if site.rule is fallback and any(isinstance(value, Tensor) for value in named.values()):
+                inputs = ()
             if self._records > 1 and site.rule is embedding and len(output) == 1 and not output.requires_grad:
                 # looked up once for all records, such as positions: each is given its own
                 inputs = tuple(x.expand(self._records, *x.shape[1:]) for x in inputs)

@@ -275,8 +275,8 @@ def extract(
     with torch.no_grad(), tqdm(total=len(records), desc=f"features {name}", unit="record", **frames()) as bar:
         for index, chunk in mapped.chunks(records.features):
             full = padded(chunk, mapped.rows).to(device)
-            with shares.of(full, mapped.rows):
-                features[index] = mapped(full)[: len(chunk)].to("cpu", mapped.dtype)
+            found = shares.passed(mapped, full, mapped.rows)
+            features[index] = found[: len(chunk)].to("cpu", mapped.dtype)
             bar.update(len(index))
     return dataclasses.replace(records, features=features, schema=mapped.schema)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
 
@@ -134,9 +133,11 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, 
     chunks = [padded(chunk, rows) if alike else chunk for chunk in features.split(rows)]
     shares = WholeShares(network) if alike else None
 
+    def score(chunk: Tensor) -> Tensor:
+        return final(network(chunk))
+
     def scored(chunk: Tensor) -> Tensor:
-        with contextlib.nullcontext() if shares is None else shares.of(chunk, rows):
-            return final(network(chunk))
+        return score(chunk) if shares is None else shares.passed(score, chunk, rows)
 
     with evaluating(network), channels_last(convolutions_for(network)):
         parts = Untrained(network).watched(lambda: [scored(chunk.to(where)) for chunk in chunks])
