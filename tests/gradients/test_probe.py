@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -631,20 +632,25 @@ class Pool(nn.Module):
         super().__init__()
         self.scale, self.inner = nn.Parameter(torch.ones(8)), nn.Linear(8, 8)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        words = torch.tanh(self.inner(x)) * self.scale
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, how: tuple[Any, ...] = (1.0,)) -> Tensor:
+        words = torch.tanh(self.inner(x) * how[0]) * self.scale
+        mask = how[1] if len(how) > 1 else mask
         return (words if mask is None else words * mask.unsqueeze(2)).sum(1)
 
 
 class Masked(nn.Module):
-    def __init__(self, *, named: bool) -> None:
+    """How the mask is given: by `name`, in a tuple by name, or by position, and then with another number by name."""
+
+    def __init__(self, name: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.named, self.table, self.pool, self.out = named, nn.Embedding(30, 8), Pool(), nn.Linear(8, 3)
+        self.name, self.table, self.pool, self.out = name, nn.Embedding(30, 8), Pool(), nn.Linear(8, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
         words, mask = self.table(ids), (ids != 0).float()
-        return self.out(self.pool(words, mask=mask) if self.named else self.pool(words, mask))
+        if self.name == "mask":
+            return self.out(self.pool(words, mask=mask))
+        return self.out(self.pool(words, how=(1.0, mask)) if self.name else self.pool(words, mask, how=(3.0,)))
 
 
 @pytest.mark.filterwarnings("ignore:Layer 'pool'")
@@ -653,9 +659,10 @@ def test_a_mask_by_name_of_a_layer_without_a_rule_is_refused() -> None:
     whole, labels = torch.randint(1, 30, (32, 12), generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
     shorter = whole.clone()
     shorter[:, 3:] = 0
-    with pytest.raises(EquidpError, match="given by position"):
-        GradientEngine(Masked(named=True), cross_entropy).norms(whole, labels)
-    engine = GradientEngine(Masked(named=False), cross_entropy)
+    for name in ("mask", "how"):
+        with pytest.raises(EquidpError, match="given by position"):
+            GradientEngine(Masked(name), cross_entropy).norms(whole, labels)
+    engine = GradientEngine(Masked(""), cross_entropy)
     engine.norms(whole, labels)
     norms = engine.norms(shorter, labels)
     alone = [engine.plain_sum(shorter[i : i + 1], labels[i : i + 1]).norm() for i in range(32)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,11 +37,13 @@ class Call:
         inputs: its positional arguments, `[b, …]` each, detached.
         backprop: gradient of the summed losses at its output, `[b, …]`, already scaled by the iterate's coefficient.
         parameters: the trainable parameters' values during this call (kept for the rules of `sites.READ_VALUES` alone).
+        named: other arguments by name, of a layer without a rule of its own; no tensors.
     """
 
     inputs: tuple[Tensor, ...]
     backprop: Tensor
     parameters: Mapping[str, Tensor]
+    named: Mapping[str, Any] = field(default_factory=dict)
 
     def times(self, coefficient: float) -> Call:
         """This call with its backprop scaled."""
@@ -295,7 +297,8 @@ def fallback(page: Page) -> dict[str, Term]:
 def _vjp_per_record(layer: nn.Module, call: Call) -> dict[str, Tensor]:
     def one(backprop: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
         def forward(parameters: dict[str, Tensor]) -> Tensor:
-            return torch.func.functional_call(layer, parameters, tuple(x.unsqueeze(0) for x in inputs)).squeeze(0)
+            given = tuple(x.unsqueeze(0) for x in inputs)
+            return torch.func.functional_call(layer, parameters, given, dict(call.named)).squeeze(0)
 
         return torch.func.vjp(forward, dict(call.parameters))[1](backprop)[0]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ class Tape:
 
     def __init__(self, sites: Sequence[Site], records: int) -> None:
         self._sites, self._records = sites, records
-        self._entries: list[tuple[Site, tuple[Tensor, ...], GradientEdge]] = []
+        self._entries: list[tuple[Site, tuple[Tensor, ...], Mapping[str, Any], GradientEdge]] = []
         self._hooks: list[Any] = []
         self._given: list[tuple[nn.Module, str]] = []
 
@@ -48,7 +48,7 @@ class Tape:
         each = parameter.detach().expand(self._records, *parameter.shape[1:]).requires_grad_()
         self._given.append((site.layer, name))
         site.layer.__dict__[name] = each
-        self._entries.append((site, (), get_gradient_edge(each)))
+        self._entries.append((site, (), {}, get_gradient_edge(each)))
 
     @staticmethod
     def _open(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -63,9 +63,10 @@ class Tape:
         def follow(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Tensor | None:
             if not torch.is_grad_enabled():
                 return None
-            # it is called once more, with `inputs` alone: no trial shows a mask left out that hides nothing at first
-            if site.rule is fallback and any(isinstance(value, Tensor) for value in named.values()):
-                inputs = ()
+            if site.rule is not fallback:
+                named = {}
+            elif _has_tensors(named):
+                inputs = ()  # not mapped over records: no trial would miss a mask that hides nothing at first
             if self._records > 1 and site.rule is embedding and len(output) == 1 and not output.requires_grad:
                 # looked up once for all records, such as positions: each is given its own
                 inputs = tuple(x.expand(self._records, *x.shape[1:]) for x in inputs)
@@ -74,7 +75,7 @@ class Tape:
             fresh = None if output.requires_grad else output.detach().requires_grad_()
             kept = tuple(x.detach() for x in inputs)
             edge = get_gradient_edge(output if fresh is None else fresh)
-            self._entries.append((site, kept, edge))
+            self._entries.append((site, kept, named, edge))
             return fresh
 
         return follow
@@ -83,13 +84,13 @@ class Tape:
         """Whether these are what the only call gave, unchanged: an operation on it, in place too, has its own node."""
         if len(self._entries) != 1 or not outputs.requires_grad:
             return False
-        edge, end = self._entries[0][2], get_gradient_edge(outputs)
+        edge, end = self._entries[0][-1], get_gradient_edge(outputs)
         return edge.node is end.node and edge.output_nr == end.output_nr
 
     def ended_by(self, backprop: Tensor) -> list[tuple[Site, Call]]:
         """The only call, with the gradient at its output."""
-        site, inputs, _ = self._entries[0]
-        return [(site, Call(inputs, backprop, {}))]
+        site, inputs, named, _ = self._entries[0]
+        return [(site, Call(inputs, backprop, {}, named))]
 
     def calls(self, losses: Tensor, ones: Tensor | None = None) -> list[tuple[Site, Call]]:
         """One backward pass to the layers' outputs; on a GPU with `[b]` ones, which saves it two operations."""
@@ -102,10 +103,16 @@ class Tape:
             end = losses.sum() if ones is None else losses
             backprops = torch.autograd.grad(end, edges, grad_outputs=ones, allow_unused=True)
         return [
-            (site, Call(inputs, backprop, _snapshot(site)))
-            for (site, inputs, _), backprop in zip(self._entries, backprops, strict=False)
+            (site, Call(inputs, backprop, _snapshot(site), named))
+            for (site, inputs, named, _), backprop in zip(self._entries, backprops, strict=False)
             if backprop is not None
         ]
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_tensors, value.values()))
+    return any(map(_has_tensors, value)) if isinstance(value, tuple | list) else isinstance(value, Tensor)
 
 
 def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) -> None:
