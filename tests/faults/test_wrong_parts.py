@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.auto_s import Normalise
@@ -1167,6 +1168,29 @@ def test_a_trial_of_a_second_coin_leaves_the_generators_as_they_were() -> None:
     assert stream.steps_done == 0
     torch.rand(1)
     assert torch.equal(torch.get_rng_state(), now)
+
+
+def test_a_run_with_streams_of_its_own_goes_on_alike_whenever_its_second_coins_are_tried() -> None:
+    """What it does again is not charged again: after other coins one noise would be on two sums."""
+
+    class Thinning(Drawing):
+        def kept(self, draw: Draw, norms: Tensor) -> Tensor:
+            return self.run.random.uniform(len(norms)) < 0.5
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Thinning(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    first, again = small(sampler=Mine()), small(sampler=Mine())
+    first.random.renew(1)  # as where it was begun on another machine
+    first.run_steps(2)
+    again.ledger = Ledger(first.ledger.events)
+    again.load_state_dict(first.state_dict())
+    for trainer in (first, again):
+        trainer.run_steps(4)
+    assert torch.equal(first.engine.flatten(), again.engine.flatten())
 
 
 @pytest.mark.parametrize("kept", [lambda norms: (norms < 1).float(), lambda norms: [True] * len(norms)])
