@@ -588,6 +588,35 @@ def test_what_a_part_changes_in_place_is_its_own(parts: dict[str, Any]) -> None:
     assert (trainer.shown["sensitivity"], trainer.public["clip_norm"]) == (0.5, 0.5)
 
 
+class WritesLater(Sums):
+    """Changes all that it is given, once the run is under way."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        found = super().statistic(norms, groups, public, plan)
+        if TAKEN["steps"] > 2:
+            norms.mul_(0.5)
+            groups.zero_()
+            public["clip_norm"].mul_(0.5)
+        return found
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        if TAKEN["steps"] > 2:
+            public["clip_norm"].mul_(3)
+        return super().later(noised, public, facts)
+
+
+def test_what_a_side_release_changes_in_place_weighs_no_record() -> None:
+    """Of norms that it halves, records would add twice their bound."""
+    found = []
+    for release in (Sums(), WritesLater()):
+        TAKEN["steps"] = 0
+        torch.manual_seed(0)
+        trainer = small(side_release=release, update=Counted())
+        trainer.run_steps(8)
+        found.append(trainer.engine.flatten())
+    assert torch.equal(*found)
+
+
 class OfShort:
     """Counts twice; mixed in, it is no class of parts."""
 
