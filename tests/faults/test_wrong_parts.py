@@ -519,11 +519,11 @@ class Counted(Update):
         return updating
 
 
-class LaterTwice(FlatClip):
-    """Twice its bound, once the run is under way."""
+class LaterLonger(FlatClip):
+    """A hundredth beyond its bound, once the run is under way."""
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
-        return super().weights(norms, public) * (2 if TAKEN["steps"] > 10 else 1)
+        return super().weights(norms, public) * (1.01 if TAKEN["steps"] > 10 else 1)
 
 
 class LaterByOthers(FlatClip):
@@ -552,7 +552,7 @@ class LaterKept(RemembersElsewhere):
     ("parts", "told"),
     [
         ({"side_release": LaterKept()}, "LaterKept makes of a noised value what follows from records"),
-        ({"weights": LaterTwice()}, "LaterTwice lets a record add more than its `bound`"),
+        ({"weights": LaterLonger()}, "LaterLonger lets a record add more than its `bound`"),
         ({"weights": LaterByOthers()}, "LaterByOthers weighs a record by the others of its batch"),
         ({"side_release": LaterMore()}, "LaterMore lets a unit of a batch move its statistic by more than"),
     ],
@@ -1129,6 +1129,17 @@ def test_a_sampler_that_tosses_coins_of_its_own_is_refused() -> None:
         trained(sampler=Mine())
 
 
+def test_a_second_coin_follows_not_from_how_many_there_are() -> None:
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = PoissonSampling(self, run)
+            sampling.kept = lambda draw, norms: norms < 0 if len(norms) > 1 else None  # type: ignore[method-assign]
+            return sampling
+
+    with pytest.raises(EquidpError, match=r"PoissonSampling\.kept decides on a record by the others of its batch"):
+        small(sampler=Mine()).run_steps(1)
+
+
 @pytest.mark.parametrize("others", [True, False])
 def test_a_second_coin_follows_from_a_record_alone(others: bool) -> None:
     class Trimming(Drawing):
@@ -1199,21 +1210,40 @@ def test_a_trial_of_a_second_coin_leaves_the_generators_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), now)
 
 
-def test_a_run_with_streams_of_its_own_goes_on_alike_whenever_its_second_coins_are_tried() -> None:
-    """What it does again is not charged again: after other coins one noise would be on two sums."""
+class Tossing(Contributing):
+    """Draws a number of the run's as it is asked for norms, and makes nothing of it."""
 
-    class Thinning(Drawing):
-        def kept(self, draw: Draw, norms: Tensor) -> Tensor:
-            return self.run.random.uniform(len(norms)) < 0.5
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.random = run.random
 
-    class Mine(PoissonSampler):
-        def start(self, run: Run) -> Sampling:
-            sampling = Thinning(self, run)
-            sampling.make = lambda units: units
-            return sampling
+    def norms(self, batch: Batch) -> Tensor:
+        self.random.uniform(1)
+        return super().norms(batch)
 
-    first, again = small(sampler=Mine()), small(sampler=Mine())
-    first.random.renew(1)  # as where it was begun on another machine
+
+class Tossed(Contribution):
+    def start(self, run: Run) -> Contributing:
+        return Tossing(run)
+
+
+class Halving(PoissonSampling):
+    def kept(self, draw: Draw, norms: Tensor) -> Tensor:
+        return self.run.random.uniform(len(norms)) < 0.5
+
+
+class Halved(PoissonSampler):
+    def start(self, run: Run) -> Sampling:
+        return Halving(self, run)
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+@pytest.mark.parametrize("parts", [{"sampler": Halved()}, {"contribution": Tossed()}])
+def test_a_run_goes_on_alike_whenever_its_parts_are_tried(parts: dict[str, Any], renewed: bool) -> None:
+    """What it does again is not charged again: with other coins one noise would be on two sums."""
+    first, again = small(**parts), small(**parts)
+    if renewed:
+        first.random.renew(1)  # as where it was begun on another machine
     first.run_steps(2)
     again.ledger = Ledger(first.ledger.events)
     again.load_state_dict(first.state_dict())
@@ -1222,7 +1252,14 @@ def test_a_run_with_streams_of_its_own_goes_on_alike_whenever_its_second_coins_a
     assert torch.equal(first.engine.flatten(), again.engine.flatten())
 
 
-@pytest.mark.parametrize("kept", [lambda norms: (norms < 1).float(), lambda norms: [True] * len(norms)])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda norms: (norms < 1).float(),
+        lambda norms: [True] * len(norms),
+        lambda norms: torch.ones(1, dtype=torch.bool),
+    ],
+)
 def test_a_second_coin_is_one_bool_for_each_unit(kept: Any) -> None:
     class Mine(PoissonSampler):
         def start(self, run: Run) -> Sampling:
@@ -1283,14 +1320,20 @@ def test_a_sampler_keeps_no_norms_in_place(make: Any) -> None:
         trained(sampler=Mine())
 
 
-def test_a_sampler_keeps_no_norms_elsewhere() -> None:
+@pytest.mark.parametrize("by", ["public", "shown"])
+def test_a_sampler_keeps_no_norms_elsewhere(by: str) -> None:
     class Told(Drawing):
         def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
             ELSEWHERE["norms"] = norms
             return None
 
         def public(self) -> dict[str, Tensor]:
-            return {"clip_norm": ELSEWHERE.get("norms", torch.ones(1)).max()}
+            return {"clip_norm": ELSEWHERE.get("norms", torch.ones(1)).max()} if by == "public" else {}
+
+        def shown(self) -> dict[str, float]:
+            return {"longest": float(ELSEWHERE.get("norms", torch.ones(1)).max())} if by == "shown" else {}
+
+    ELSEWHERE.clear()
 
     class Mine(PoissonSampler):
         def start(self, run: Run) -> Sampling:
@@ -1298,7 +1341,7 @@ def test_a_sampler_keeps_no_norms_elsewhere() -> None:
             sampling.make = lambda units: units
             return sampling
 
-    with pytest.raises(EquidpError, match=r"Told\.kept changes 'public\(\)', and charges nothing"):
+    with pytest.raises(EquidpError, match=rf"Told\.kept changes '{by}\(\)', and charges nothing"):
         trained(sampler=Mine())
 
 
