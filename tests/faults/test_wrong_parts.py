@@ -55,6 +55,7 @@ from equidp.mechanism.sampling import Batch
 from equidp.mechanism.trainer import Trainer
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import TrainingRequest, make_private, plan_run, train_model
+from equidp.training.promises import _unlike
 
 
 def trained(
@@ -668,6 +669,40 @@ class FarOutBetween(FlatClip):
 def test_promises_hold_in_every_stretch_of_a_schedule(parts: dict[str, Any], told: str) -> None:
     with pytest.raises(EquidpError, match=told):
         trained(schedule=ThreeStretches(), **parts)
+
+
+def test_stretches_of_least_and_largest_noise_and_bound_are_among_those_that_are_tried() -> None:
+    every = [Segment(1, noise=1 + k / 100, clip=1.0) for k in range(60)]
+    for at, ends in {7: {"noise": 9.0}, 9: {"noise": 0.1}, 11: {"clip": 9.0}, 13: {"clip": 0.1}}.items():
+        every[at] = replace(every[at], **ends)
+    assert {every[at] for at in (0, 7, 9, 11, 13)} <= set(_unlike(every))
+
+
+class ALittleLonger(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return super().weights(norms, public) * 1.001
+
+
+class ChargesByRecords(RemembersElsewhere):
+    """What a step is charged follows from the records that it was told of last."""
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return Sums.later(self, noised, public, facts)
+
+    def joint_noise(self, rule: WeightRule, plan: Plan, noise_multiplier: float) -> float:
+        return super().joint_noise(rule, plan, noise_multiplier) * (1 - 1e-9 * float(ELSEWHERE["exact"] > 1))
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"weights": ALittleLonger()}, "ALittleLonger lets a record add"),
+        ({"side_release": ChargesByRecords()}, "ChargesByRecords gives other values for joint_noise"),
+    ],
+)
+def test_a_little_beyond_what_is_charged_is_refused(parts: dict[str, Any], told: str) -> None:
+    with pytest.raises(EquidpError, match=told):
+        small(**parts)
 
 
 def test_a_schedule_of_bounds_needs_a_bound() -> None:
