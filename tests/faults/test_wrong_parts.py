@@ -791,6 +791,18 @@ def test_a_contribution_is_as_long_as_it_says(stated: Stated, told: str) -> None
         trained(contribution=stated)
 
 
+def test_a_contribution_of_others_is_tried_though_it_begins_ours() -> None:
+    class Halving(Contribution):
+        def start(self, run: Run) -> Contributing:
+            contributing = Contributing(run)
+            whole = contributing.norms
+            contributing.norms = lambda batch: whole(batch) / 2  # type: ignore[method-assign]
+            return contributing
+
+    with pytest.raises(EquidpError, match="the vector of a record is longer than its norm"):
+        small(contribution=Halving()).run_steps(1)
+
+
 class Carrying(Contributing):
     """Momentum of the exact sums: a record stays in every later one."""
 
