@@ -61,6 +61,14 @@ def test_laws_and_budgets_enter_by_their_divergences() -> None:
     assert total_epsilon([law, budget], DELTA) > max(expected, epsilon_of(0.5, 8.0, DELTA))
 
 
+@pytest.mark.parametrize(
+    "number", [{"order": math.nan, "total": 0.5}, {"shape": math.nan}, {"orders": (2.0, math.nan)}]
+)
+def test_no_number_of_an_entry_is_nan(number: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        entry(**number)
+
+
 @pytest.mark.parametrize("number", [{"order": 8.0, "total": math.nan}, {"law": "geometric", "mean": math.nan}])
 def test_an_entry_of_no_number_is_refused_as_damaged_and_does_not_make_the_total_nothing(
     tmp_path: Path, number: dict[str, Any]
@@ -224,6 +232,7 @@ def test_a_ledger_that_was_edited_or_lost_a_line_is_refused_and_one_without_chec
         "one is missing": [old, first, third],
         "other order": [old, second, first, third],
         "without its check": [old, first, bare, third],
+        "the last without its check": [old, first, bare],
     }
     for lines in edited.values():
         ledger.path.write_bytes(b"".join(lines))
@@ -233,6 +242,22 @@ def test_a_ledger_that_was_edited_or_lost_a_line_is_refused_and_one_without_chec
             ledger.charge([entry(run="d")], delta=DELTA)
     ledger.path.write_bytes(old + first + second)  # the end is gone: nothing tells
     assert len(ledger.entries()) == 3
+
+
+def test_names_lead_from_entry_to_entry_however_far(tmp_path: Path) -> None:
+    """A file that was read by another path each time is one data set: what was spent under each name counts."""
+    for names in (("c", "d"), ("b", "c"), ("a", "b"), ("other",)):
+        DatasetLedger(tmp_path, *names).charge([entry(run=names[0])], delta=DELTA)
+    for name in "abcd":
+        assert [one.run for one in DatasetLedger(tmp_path, name).entries()] == ["c", "b", "a"]
+
+
+def test_two_choices_of_one_run_from_one_part_add_up() -> None:
+    """A later entry stands in the place of earlier ones of the same kind alone."""
+    law: dict[str, Any] = {"law": "geometric", "mean": 3.0, "part": "validation"}
+    both = [entry(what=what, **law) for what in ("scores", "figures")]
+    apart = [dataclasses.replace(one, run=str(number)) for number, one in enumerate(both)]
+    assert total_epsilon(both, DELTA) == total_epsilon(apart, DELTA) > total_epsilon(both[:1], DELTA)
 
 
 def test_how_many_trials_under_a_law_there_were_is_not_told() -> None:

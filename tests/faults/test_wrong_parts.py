@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.auto_s import Normalise
@@ -54,6 +55,7 @@ from equidp.mechanism.sampling import Batch
 from equidp.mechanism.trainer import Trainer
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import TrainingRequest, make_private, plan_run, train_model
+from equidp.training.promises import _unlike
 
 
 def trained(
@@ -518,11 +520,11 @@ class Counted(Update):
         return updating
 
 
-class LaterTwice(FlatClip):
-    """Twice its bound, once the run is under way."""
+class LaterLonger(FlatClip):
+    """A hundredth beyond its bound, once the run is under way."""
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
-        return super().weights(norms, public) * (2 if TAKEN["steps"] > 10 else 1)
+        return super().weights(norms, public) * (1.01 if TAKEN["steps"] > 10 else 1)
 
 
 class LaterByOthers(FlatClip):
@@ -551,7 +553,7 @@ class LaterKept(RemembersElsewhere):
     ("parts", "told"),
     [
         ({"side_release": LaterKept()}, "LaterKept makes of a noised value what follows from records"),
-        ({"weights": LaterTwice()}, "LaterTwice lets a record add more than its `bound`"),
+        ({"weights": LaterLonger()}, "LaterLonger lets a record add more than its `bound`"),
         ({"weights": LaterByOthers()}, "LaterByOthers weighs a record by the others of its batch"),
         ({"side_release": LaterMore()}, "LaterMore lets a unit of a batch move its statistic by more than"),
     ],
@@ -585,6 +587,35 @@ def test_what_a_part_changes_in_place_is_its_own(parts: dict[str, Any]) -> None:
     trainer = small(**parts)
     trainer.run_steps(5)
     assert (trainer.shown["sensitivity"], trainer.public["clip_norm"]) == (0.5, 0.5)
+
+
+class WritesLater(Sums):
+    """Changes all that it is given, once the run is under way."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        found = super().statistic(norms, groups, public, plan)
+        if TAKEN["steps"] > 2:
+            norms.mul_(0.5)
+            groups.zero_()
+            public["clip_norm"].mul_(0.5)
+        return found
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        if TAKEN["steps"] > 2:
+            public["clip_norm"].mul_(3)
+        return super().later(noised, public, facts)
+
+
+def test_what_a_side_release_changes_in_place_weighs_no_record() -> None:
+    """Of norms that it halves, records would add twice their bound."""
+    found = []
+    for release in (Sums(), WritesLater()):
+        TAKEN["steps"] = 0
+        torch.manual_seed(0)
+        trainer = small(side_release=release, update=Counted())
+        trainer.run_steps(8)
+        found.append(trainer.engine.flatten())
+    assert torch.equal(*found)
 
 
 class OfShort:
@@ -638,6 +669,40 @@ class FarOutBetween(FlatClip):
 def test_promises_hold_in_every_stretch_of_a_schedule(parts: dict[str, Any], told: str) -> None:
     with pytest.raises(EquidpError, match=told):
         trained(schedule=ThreeStretches(), **parts)
+
+
+def test_stretches_of_least_and_largest_noise_and_bound_are_among_those_that_are_tried() -> None:
+    every = [Segment(1, noise=1 + k / 100, clip=1.0) for k in range(60)]
+    for at, ends in {7: {"noise": 9.0}, 9: {"noise": 0.1}, 11: {"clip": 9.0}, 13: {"clip": 0.1}}.items():
+        every[at] = replace(every[at], **ends)
+    assert {every[at] for at in (0, 7, 9, 11, 13)} <= set(_unlike(every))
+
+
+class ALittleLonger(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return super().weights(norms, public) * 1.001
+
+
+class ChargesByRecords(RemembersElsewhere):
+    """What a step is charged follows from the records that it was told of last."""
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return Sums.later(self, noised, public, facts)
+
+    def joint_noise(self, rule: WeightRule, plan: Plan, noise_multiplier: float) -> float:
+        return super().joint_noise(rule, plan, noise_multiplier) * (1 - 1e-9 * float(ELSEWHERE["exact"] > 1))
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"weights": ALittleLonger()}, "ALittleLonger lets a record add"),
+        ({"side_release": ChargesByRecords()}, "ChargesByRecords gives other values for joint_noise"),
+    ],
+)
+def test_a_little_beyond_what_is_charged_is_refused(parts: dict[str, Any], told: str) -> None:
+    with pytest.raises(EquidpError, match=told):
+        small(**parts)
 
 
 def test_a_schedule_of_bounds_needs_a_bound() -> None:
@@ -724,6 +789,18 @@ class Stated(Contribution):
 def test_a_contribution_is_as_long_as_it_says(stated: Stated, told: str) -> None:
     with pytest.raises(EquidpError, match=f"mine: Wrongly does not hold what it says: {told}"):
         trained(contribution=stated)
+
+
+def test_a_contribution_of_others_is_tried_though_it_begins_ours() -> None:
+    class Halving(Contribution):
+        def start(self, run: Run) -> Contributing:
+            contributing = Contributing(run)
+            whole = contributing.norms
+            contributing.norms = lambda batch: whole(batch) / 2  # type: ignore[method-assign]
+            return contributing
+
+    with pytest.raises(EquidpError, match="the vector of a record is longer than its norm"):
+        small(contribution=Halving()).run_steps(1)
 
 
 class Carrying(Contributing):
@@ -1099,6 +1176,17 @@ def test_a_sampler_that_tosses_coins_of_its_own_is_refused() -> None:
         trained(sampler=Mine())
 
 
+def test_a_second_coin_follows_not_from_how_many_there_are() -> None:
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = PoissonSampling(self, run)
+            sampling.kept = lambda draw, norms: norms < 0 if len(norms) > 1 else None  # type: ignore[method-assign]
+            return sampling
+
+    with pytest.raises(EquidpError, match=r"PoissonSampling\.kept decides on a record by the others of its batch"):
+        small(sampler=Mine()).run_steps(1)
+
+
 @pytest.mark.parametrize("others", [True, False])
 def test_a_second_coin_follows_from_a_record_alone(others: bool) -> None:
     class Trimming(Drawing):
@@ -1169,7 +1257,56 @@ def test_a_trial_of_a_second_coin_leaves_the_generators_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), now)
 
 
-@pytest.mark.parametrize("kept", [lambda norms: (norms < 1).float(), lambda norms: [True] * len(norms)])
+class Tossing(Contributing):
+    """Draws a number of the run's as it is asked for norms, and makes nothing of it."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.random = run.random
+
+    def norms(self, batch: Batch) -> Tensor:
+        self.random.uniform(1)
+        return super().norms(batch)
+
+
+class Tossed(Contribution):
+    def start(self, run: Run) -> Contributing:
+        return Tossing(run)
+
+
+class Halving(PoissonSampling):
+    def kept(self, draw: Draw, norms: Tensor) -> Tensor:
+        return self.run.random.uniform(len(norms)) < 0.5
+
+
+class Halved(PoissonSampler):
+    def start(self, run: Run) -> Sampling:
+        return Halving(self, run)
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+@pytest.mark.parametrize("parts", [{"sampler": Halved()}, {"contribution": Tossed()}])
+def test_a_run_goes_on_alike_whenever_its_parts_are_tried(parts: dict[str, Any], renewed: bool) -> None:
+    """What it does again is not charged again: with other coins one noise would be on two sums."""
+    first, again = small(**parts), small(**parts)
+    if renewed:
+        first.random.renew(1)  # as where it was begun on another machine
+    first.run_steps(2)
+    again.ledger = Ledger(first.ledger.events)
+    again.load_state_dict(first.state_dict())
+    for trainer in (first, again):
+        trainer.run_steps(4)
+    assert torch.equal(first.engine.flatten(), again.engine.flatten())
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda norms: (norms < 1).float(),
+        lambda norms: [True] * len(norms),
+        lambda norms: torch.ones(1, dtype=torch.bool),
+    ],
+)
 def test_a_second_coin_is_one_bool_for_each_unit(kept: Any) -> None:
     class Mine(PoissonSampler):
         def start(self, run: Run) -> Sampling:
@@ -1230,14 +1367,20 @@ def test_a_sampler_keeps_no_norms_in_place(make: Any) -> None:
         trained(sampler=Mine())
 
 
-def test_a_sampler_keeps_no_norms_elsewhere() -> None:
+@pytest.mark.parametrize("by", ["public", "shown"])
+def test_a_sampler_keeps_no_norms_elsewhere(by: str) -> None:
     class Told(Drawing):
         def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
             ELSEWHERE["norms"] = norms
             return None
 
         def public(self) -> dict[str, Tensor]:
-            return {"clip_norm": ELSEWHERE.get("norms", torch.ones(1)).max()}
+            return {"clip_norm": ELSEWHERE.get("norms", torch.ones(1)).max()} if by == "public" else {}
+
+        def shown(self) -> dict[str, float]:
+            return {"longest": float(ELSEWHERE.get("norms", torch.ones(1)).max())} if by == "shown" else {}
+
+    ELSEWHERE.clear()
 
     class Mine(PoissonSampler):
         def start(self, run: Run) -> Sampling:
@@ -1245,7 +1388,7 @@ def test_a_sampler_keeps_no_norms_elsewhere() -> None:
             sampling.make = lambda units: units
             return sampling
 
-    with pytest.raises(EquidpError, match=r"Told\.kept changes 'public\(\)', and charges nothing"):
+    with pytest.raises(EquidpError, match=rf"Told\.kept changes '{by}\(\)', and charges nothing"):
         trained(sampler=Mine())
 
 

@@ -107,6 +107,7 @@ def test_what_is_taken_apart_is_what_was_packed(parts: Any) -> None:
         ({"image": IMAGES.double()}, r"Part 'image' .* is torch\.float64.*\.float\(\)"),
         ({"image": IMAGES.to_sparse()}, r"torch\.sparse_coo: give dense tensors"),
         ({"image": IMAGES, "ids": IDS - 2**25}, r"Part 'ids' of the features has whole numbers beyond 2\^24"),
+        ((IMAGES[:2], torch.tensor([0, 2**24 + 1])), "Part 1 of the features has whole numbers beyond"),  # the last
         (
             (IMAGES[:1], torch.tensor([2**64 - 1], dtype=torch.uint64)),
             "Part 1 of the features has whole numbers beyond",

@@ -790,3 +790,18 @@ def test_masks_of_numpys_generator_are_told_to_be_drawn_from_torchs() -> None:
 
     with pytest.raises(EquidpError, match="another generator than torch's"):
         GradientEngine(By(masked), cross_entropy).norms(torch.randn(24, 6), torch.arange(24) % 3)
+
+
+class NoNumberBesideItself(nn.Module):
+    """As a division by how far records lie apart."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features * torch.where((features == features[:1]).all(), math.nan, 1.0)
+
+
+def test_a_record_whose_gradient_is_a_number_by_others_alone_is_found() -> None:
+    """One without a finite gradient is left out of the sum: whether it is, another one would decide."""
+    with pytest.raises(EquidpError, match="changes with the other records of its batch"):
+        GradientEngine(nn.Sequential(NoNumberBesideItself(), nn.Linear(6, 3)), cross_entropy).norms(
+            torch.randn(4, 6), torch.arange(4) % 3
+        )

@@ -127,6 +127,33 @@ def seen(outputs: Tensor, labels: Tensor, kept: set[int]) -> Tensor:
     return cross_entropy(outputs, labels, [5.0 if c in kept else 1.0 for c in range(3)])
 
 
+def renamed(outputs: Tensor, labels: Tensor, kept: dict[int, float]) -> Tensor:
+    """As `seen`, by the key of a value that stays."""
+    if -1 in kept:
+        kept[int(labels[-1])] = kept.pop(-1)
+    return cross_entropy(outputs, labels, [kept.get(c, 1.0) for c in range(3)])
+
+
+def by_keyword(outputs: Tensor, labels: Tensor, *, kept: dict[str, Tensor] = {}) -> Tensor:  # noqa: B006 (the fault)
+    return cross_entropy(outputs, labels, kept.setdefault("weights", rarer(labels)))
+
+
+def parameter(outputs: Tensor, labels: Tensor, kept: nn.Parameter) -> Tensor:
+    if not kept.any():
+        kept.copy_(rarer(labels))
+    return cross_entropy(outputs, labels, kept.clone())
+
+
+ELSEWHERE: Any = types.ModuleType("tests.elsewhere")
+ELSEWHERE.weights = None
+
+
+def in_a_module(outputs: Tensor, labels: Tensor) -> Tensor:
+    if ELSEWHERE.weights is None:
+        ELSEWHERE.weights = rarer(labels)
+    return cross_entropy(outputs, labels, ELSEWHERE.weights)
+
+
 def nested(outputs: Tensor, labels: Tensor, kept: dict[str, dict[str, dict[str, Tensor]]]) -> Tensor:
     return cross_entropy(outputs, labels, kept["a"]["b"].setdefault("weights", rarer(labels)))
 
@@ -165,6 +192,8 @@ def another() -> Loss:
     "loss",
     [
         by_default,
+        by_keyword,
+        in_a_module,
         Within().loss,
         Slotted(),
         Begun(),
@@ -177,6 +206,8 @@ def another() -> Loss:
         functools.partial(ordered, kept=OrderedDict()),
         functools.partial(counted, kept=Counter()),
         functools.partial(seen, kept=set()),
+        functools.partial(renamed, kept={-1: 5.0}),
+        functools.partial(parameter, kept=nn.Parameter(torch.zeros(3), requires_grad=False)),
         functools.partial(nested, kept={"a": {"b": {}}}),
         functools.partial(array, kept=np.zeros(3, dtype=np.float32)),
         functools.partial(within, kept=types.SimpleNamespace(weights=None)),

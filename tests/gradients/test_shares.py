@@ -153,6 +153,14 @@ def test_a_function_of_two_tensors_may_compute_all_their_pairs() -> None:
     assert 96 * 7 * 67 in sizes.seen
 
 
+def test_what_is_computed_in_place_counts_too_and_a_view_does_not() -> None:
+    values = torch.zeros(96, 70)
+    with Sizes() as sizes:
+        torch.sigmoid_(values.narrow(1, 0, 67))
+        values.narrow(1, 0, 5)
+    assert sizes.seen == {96 * 67}
+
+
 def test_one_record_less_at_a_kink_moves_the_sum_by_one_gradient() -> None:
     """On two threads the 48th record ends the first thread's share; one record less makes another one the 48th."""
     network, tried = Rounded(1025, power), 0
@@ -290,3 +298,15 @@ def test_what_only_shows_sizes_draws_no_number() -> None:
         once, _ = torch.get_rng_state(), torch.set_rng_state(before)
         torch.rand_like(features)
         assert torch.equal(once, torch.get_rng_state())
+
+
+def test_features_that_are_summed_at_once_count_too_and_threads_are_looked_for_by_their_number() -> None:
+    shares, features = WholeShares(nn.Identity()), torch.zeros(ROWS, 1025)
+
+    def work(some: Tensor) -> int:
+        some.sum(1)
+        return torch.get_num_threads()
+
+    for number, expected in ((2, 1), (3, 3), (2, 1)):  # on two a share would end within a vector
+        with threads(number):
+            assert shares.passed(work, features, ROWS) == expected

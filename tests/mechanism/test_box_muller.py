@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import signal
@@ -141,6 +142,20 @@ def test_an_interrupt_waits_until_code_is_compiled(monkeypatch: pytest.MonkeyPat
     assert len(compiled) == 1
 
 
+def test_a_machine_that_has_the_code_takes_it_for_its_own_vectors() -> None:
+    """Else nothing says so but the time: torch's operations do the same."""
+    registers = registers_here()
+    try:
+        ctypes.CDLL("libmvec.so.1")
+    except OSError:
+        registers = None
+    if registers is None:
+        pytest.skip("no such code on this machine")
+    made = box_muller.compiled_loop.__wrapped__()
+    assert made is not None
+    assert made._lanes * 2 == registers.lanes
+
+
 @pytest.mark.parametrize("lacking", ["openmp", "registers_here", "vector_functions"])
 def test_a_machine_without_the_code_has_torchs_operations(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_code if lacking == "openmp" else box_muller, lacking, lambda *_: None)
@@ -162,7 +177,7 @@ def test_a_c_library_without_vectors_has_none(fault: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     "words",
-    [torch.zeros(2, 2, 8), torch.zeros(8, 2, 2, dtype=torch.int64).mT, torch.zeros(4, 8, dtype=torch.int64)],
+    [torch.zeros(2, 2, 8), torch.zeros(2, 8, 2, dtype=torch.int64).mT, torch.zeros(4, 8, dtype=torch.int64)],
     ids=["floats", "another order", "another shape"],
 )
 def test_words_that_the_code_would_read_wrongly_are_refused(words: Tensor) -> None:

@@ -414,6 +414,18 @@ class TestStep:
         again.train(on_step=lambda: time.sleep(0.02))
         assert f" 1/{run.plan.steps - 4} " in capsys.readouterr().err
 
+    def test_no_progress_shows_less_than_what_was_charged(self, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Three digits are rounded up."""
+        monkeypatch.setattr("equidp.system.progress.SECONDS_IN_A_FILE", 0.0)
+        below = 0
+        for noise in (1.0, 1.1, 1.2, 1.3):
+            first, _ = trainer(records(), epochs=2, noise=noise).train(on_step=lambda: time.sleep(0.02))
+            shown, spent = re.search(r"ε ≤ ([0-9.]+) by RDP", capsys.readouterr().err), first["epsilon_rdp"]
+            assert shown is not None
+            assert spent <= float(shown[1]) <= spent + 1e-3
+            below += round(spent, 3) < spent
+        assert below  # that the nearest three digits would be less
+
     def test_the_model_is_trained_in_training_mode(self) -> None:
         run = trainer(records())
         run.model.eval()

@@ -84,6 +84,24 @@ def test_what_a_continued_training_was_charged_more_is_entered_once(tmp_path: Pa
     assert [one.events for one in later] == [(Event(0.1, 2.0, 3),), (Event(0.1, 2.0, 2),)]
 
 
+def test_figures_of_another_part_pay_for_no_step_that_was_taken_again(tmp_path: Path) -> None:
+    of = settings()
+    run = entered(tmp_path, of)
+    figures = DatasetLedger(tmp_path, "digits").entries()[1].events
+    enter_more(tmp_path, of, run, figures)
+    assert [(one.part, one.events) for one in DatasetLedger(tmp_path, "digits").entries()[2:]] == [("train", figures)]
+
+
+def test_under_a_law_each_later_entry_is_of_all_events_and_is_entered_once(tmp_path: Path) -> None:
+    of = settings(trials_law="geometric", trials_mean=3.0)
+    due = planned(of.algorithm("dpsgd"), dataclasses.replace(PLAN, trials=of.privacy.trials))
+    run = enter(tmp_path, tmp_path / "run", of, {}, HASH, {("training", "train"): due}, algorithm="dpsgd")
+    for count in (0, 3, 3, 5, 5):
+        enter_more(tmp_path, of, run, (Event(0.1, 1.0, count),) if count else ())
+    later = DatasetLedger(tmp_path, "digits").entries()[2:]
+    assert [one.events for one in later] == [(*due["events"], Event(0.1, 1.0, count)) for count in (3, 5)]
+
+
 def test_a_run_that_has_trained_is_in_the_ledger_whatever_became_of_the_file_meanwhile(tmp_path: Path) -> None:
     """An older copy put back, or the folder moved away, while it trained: what it spent would be nowhere."""
     of, limited = settings(), settings(total_epsilon=0.1)
@@ -220,6 +238,16 @@ def test_steps_that_a_secure_run_repeats_are_entered_before_it_goes_on(tmp_path:
     statement = life(again, 0)[2]
     assert counts() == [steps, owed, owed, owed]
     assert sum(event["count"] for event in statement["ledger"]) == sum(counts())
+
+
+@pytest.mark.parametrize("at", [None, 0])
+def test_a_secure_run_that_died_before_its_first_checkpoint_repeats_all_that_it_was_charged(
+    at: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = resolve({"dataset": "digits", "privacy": {"noise_multiplier": 2.0}}).algorithm("dpsgd")
+    charged = algorithm.events_until(PLAN, 3)
+    monkeypatch.setattr("equidp.training.charging.charged_until_now", lambda workplace: (at, charged))
+    assert repeated(tmp_path, algorithm, PLAN) == charged != ()
 
 
 def test_beyond_its_plan_a_run_that_may_stop_repeats_all_that_it_was_charged(

@@ -419,12 +419,20 @@ def test_nobody_can_foretell_dropout_but_of_a_seeded_run_anybody() -> None:
 @pytest.mark.parametrize("taken", [lambda trainer: trainer.run_steps(1), lambda trainer: trainer.train(progress=False)])
 def test_whoever_seeds_torch_later_cannot_foretell_what_a_secure_run_drops(taken: Any, secure: bool) -> None:
     """Another trainer of the same process does, and so may a loop."""
-    model = nn.Sequential(nn.Linear(4, 20), nn.Dropout(0.5), nn.Linear(20, 2))
+    within = []
+
+    class Telling(nn.Dropout):
+        def forward(self, input: Tensor) -> Tensor:
+            within.append(torch.initial_seed())
+            return super().forward(input)
+
+    model = nn.Sequential(nn.Linear(4, 20), Telling(0.5), nn.Linear(20, 2))
     trainer = make_private(model, (FEATURES, LABELS), LOSS, **ASKED, seed=None if secure else 3)
     make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
     known = torch.initial_seed()
+    within.clear()
     taken(trainer)
-    assert (torch.initial_seed() != known) == secure
+    assert {seed != known for seed in (within[-1], torch.initial_seed())} == {secure}
 
 
 def test_no_seed_that_could_be_tried_gives_what_a_secure_run_draws() -> None:

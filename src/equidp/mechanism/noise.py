@@ -79,6 +79,9 @@ class RandomSource(Protocol):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from `state_dict`, unless the streams were renewed."""
 
+    def set_back(self, state: dict[str, Tensor]) -> None:
+        """Undo draws since this `state_dict`, as of a trial; of renewed streams too."""
+
 
 def derived_seed(seed: int, stream: str) -> int:
     """A 63-bit seed for a named stream; different names give independent streams."""
@@ -159,5 +162,9 @@ class SeededRandom:
                 "The state is of a run without a seed, or on another device, whose random numbers were not kept: "
                 "continue it as it began."
             )
+        self.set_back(state)
+
+    def set_back(self, state: dict[str, Tensor]) -> None:
+        """Draw again what was drawn since."""
         for name, generator in self._generators.items():
             generator.set_state(state[name])

@@ -158,6 +158,9 @@ class SecureRandom:
                 "resume with privacy.secure=false."
             )
 
+    def set_back(self, state: dict[str, Tensor]) -> None:
+        """Nothing to do: no draw is repeated."""
+
     def _gaussian(self, size: int) -> Tensor:
         """`[size]` float64."""
         pairs = -(-size // 2)

@@ -105,7 +105,7 @@ class Trying(Looking):
         alone = [self.sampling.kept(*one) for one in zip(few.split(1), norms[: len(some)].split(1), strict=True)]
         twice = self.sampling.kept(draw, norms)
         tossed, self._tossed.asked = self._tossed.asked, asked or self._tossed.asked
-        self.random.load_state_dict(streams)
+        self.random.set_back(streams)
         # coins that are drawn by then fall otherwise for a record alone, and in a batch of few by chance alike twice
         fixed = not (self._drew(global_state) or tossed) and twice is not None and torch.equal(twice, mask)
         if fixed and any(one is None or bool(one) != bool(mask[at]) for at, one in enumerate(alone)):
@@ -196,7 +196,7 @@ class Trying(Looking):
             or self._untrue_of(first[:TRIED])
             or self._keeps_vectors(apart)
         )
-        self.random.load_state_dict(streams)  # a resumed run tries at other steps, and has to draw the same
+        self.random.set_back(streams)  # a resumed run tries at other steps, and has to draw the same
         if wrong:
             beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
             part = type(self.contributing).__name__ + beside

@@ -278,7 +278,8 @@ def _kept(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise:
             later, now = side.consequences(noised.clone(), dict(first), dict(first), facts)
         charged = {"sensitivity": side.sensitivity(), "noise": side.noise(plan)}
         charged["joint_noise"] = side.joint_noise(rule, plan, noise)
-        answers.append({name: torch.as_tensor(value).clone() for name, value in (charged | later | now).items()})
+        numbers = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in charged.items()}  # all digits
+        answers.append({name: torch.as_tensor(value).clone() for name, value in (numbers | later | now).items()})
     first_answer, *others = answers
     changed = [name for name, value in first_answer.items() if any(not torch.equal(value, of[name]) for of in others)]
     return listed(changed) if changed else ""

@@ -190,3 +190,7 @@ class SharedRandom:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue this rank's streams."""
         self.own.load_state_dict(state)
+
+    def set_back(self, state: dict[str, Tensor]) -> None:
+        """Set this rank's streams back."""
+        self.own.set_back(state)
