@@ -38,7 +38,7 @@ IMAGE = re.compile(
 )
 """File names of images; an index of images, say, is an id."""
 DATE = r"\d{1,2}\.\d{1,2}\.\d+"
-"""Which is a number to pandas where a point groups thousands."""
+"""A day, whose numbers a point parts."""
 DATES = re.compile(rf"({DATE}|\d{{1,2}}[/-]\d{{1,2}}[/-]\d{{2,4}}|\d{{4}}([-/.])\d{{1,2}}\2\d{{1,2}})([T ].*)?")
 
 DISTINCT, FEW = 0.99, 100
