@@ -38,7 +38,7 @@ def _replaced(events: tuple[Event, ...], delta: float) -> float:
     doubled = [Event(event.sampling_rate, max(event.noise_multiplier / 2, 1e-6), event.count) for event in events]
     if not asks_pld(doubled, delta):
         return math.inf
-    interval = grid_interval(doubled, delta, SEARCH_INTERVAL)
+    interval = grid_interval(events, delta, SEARCH_INTERVAL)
     return composed(pld.PLDAccountant(NeighboringRelation.REPLACE_ONE, interval), events, delta)
 
 
