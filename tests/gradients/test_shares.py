@@ -290,3 +290,47 @@ def test_what_only_shows_sizes_draws_no_number() -> None:
         once, _ = torch.get_rng_state(), torch.set_rng_state(before)
         torch.rand_like(features)
         assert torch.equal(once, torch.get_rng_state())
+
+
+def test_one_record_among_those_that_a_loss_chooses_changes_no_digit_of_others() -> None:
+    """Threads followed from how many it chose: a record with a label in another's place gave all other last digits."""
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        known, found = labels >= 0, outputs.new_zeros(len(labels))
+        found[known] = power(outputs[known].repeat(1, 343)).sum(1)
+        return found
+
+    features = torch.randn(ROWS, 5)
+
+    def norms(known: int) -> Tensor:
+        labels = torch.where(torch.arange(ROWS) < known, 1, -1)
+        return GradientEngine(Threaded(64, torch.sigmoid), loss, rows=ROWS).norms(features, labels)
+
+    with threads(2):
+        assert norms(64)[:64].equal(norms(65)[:64])
+
+
+@pytest.mark.parametrize(
+    ("computed", "expected"),
+    [
+        (lambda x, n: x[x[:, 0] > 0], True),
+        (lambda x, n: x[:, x[0] > 0], True),
+        (lambda x, n: x[:, :n], True),
+        (lambda x, n: x[:, : int(n)], True),
+        (lambda x, n: x.masked_select(x > 0), True),
+        (lambda x, n: torch.where(x > 0), True),
+        (lambda x, n: torch.arange(n), True),
+        (lambda x, n: x.repeat(n, 1), True),
+        (lambda x, n: x.repeat_interleave(n, 0), True),
+        (lambda x, n: x.split(torch.tensor([1, 3]).tolist()), True),
+        (lambda x, n: x[torch.tensor([0, 3])], False),
+        (lambda x, n: x[:, 1:2] * n, False),
+        (lambda x, n: torch.where(x > 0, x, 0), False),
+        (lambda x, n: x if bool((x > 0).all()) else -x, False),
+        (lambda x, n: torch.arange(len(x)), False),
+    ],
+)
+def test_sizes_that_follow_from_what_records_hold_are_seen(computed, expected: bool) -> None:
+    with Sizes() as sizes:
+        computed(torch.arange(12.0).view(4, 3), torch.tensor(2))
+    assert sizes.hidden is expected
