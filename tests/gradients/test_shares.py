@@ -258,6 +258,18 @@ def test_where_all_shares_are_whole_all_threads_are_taken() -> None:
         assert shares.passed(work, features, ROWS) == 3
 
 
+def test_an_engine_takes_all_threads_where_all_shares_are_whole() -> None:
+    class Telling(Rounded):
+        def forward(self, features: Tensor) -> Tensor:
+            self.taken = torch.get_num_threads()
+            return super().forward(features)
+
+    model = Telling(1024, torch.sigmoid)
+    with threads(3):
+        GradientEngine(model, absolute, rows=ROWS).norms(torch.randn(ROWS, 5), torch.zeros(ROWS))
+    assert model.taken == 3
+
+
 class Threaded(Rounded):
     """Rounds by the number of threads, as products of libraries may, and draws as many numbers as it is passed."""
 
@@ -323,6 +335,7 @@ def test_one_record_among_those_that_a_loss_chooses_changes_no_digit_of_others()
         (lambda x, n: x.repeat(n, 1), True),
         (lambda x, n: x.repeat_interleave(n, 0), True),
         (lambda x, n: x.split(torch.tensor([1, 3]).tolist()), True),
+        (lambda x, n: x.repeat_interleave(2, 0), False),
         (lambda x, n: x[torch.tensor([0, 3])], False),
         (lambda x, n: x[:, 1:2] * n, False),
         (lambda x, n: torch.where(x > 0, x, 0), False),

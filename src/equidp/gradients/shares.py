@@ -41,18 +41,18 @@ VECTOR = 16
 """Records after which a thread's share may end, for a softmax over tensors that do not begin with the records."""
 
 
-READING = frozenset({"item", "tolist", "numpy", "__array__", "__int__", "__index__", "__float__"})
-"""What hands a tensor's numbers to Python, where they may become sizes; a `__bool__` chooses a way, no size."""
+READING = frozenset({"item", "tolist", "numpy", "__array__", "__int__", "__index__"})
+"""What hands a tensor's numbers to Python, where they may become sizes; a `__bool__` or a `__float__` is none."""
 
 CHOOSING = frozenset(
-    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave"}
+    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
     | {"_pack_padded_sequence", "to_sparse"}
 )
 """What gives as many numbers as a tensor's numbers say."""
 
 SIZED = frozenset(
     {"arange", "zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty"}
-    | {"narrow", "expand", "repeat", "reshape", "view", "unflatten", "tensor_split", "split"}
+    | {"narrow", "expand", "repeat", "reshape", "view", "unflatten", "tensor_split", "repeat_interleave"}
 )
 """What takes a whole number in a tensor as a size."""
 
