@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from equidp.gradients.used import used_by
 from equidp.system.threads import GLOBAL_RANDOM
 
 T = TypeVar("T")
@@ -131,8 +132,11 @@ def _shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 class WholeShares:
     """Threads of a model's private passes; those of a kind are looked for in a pass of its own, on one thread."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: object = None) -> None:
         self.model = model
+        # no function of torch's that a script calls is seen
+        used = (*model.modules(), *used_by(model), *used_by(loss))
+        self._scripted = any(isinstance(one, torch.jit.ScriptFunction | torch.jit.ScriptModule) for one in used)
         self._threads: dict[Hashable, int] = {}  # by the kind of pass and the threads there are
 
     def forget(self) -> None:
@@ -151,6 +155,9 @@ class WholeShares:
         most = torch.get_num_threads()
         if most == 1 or not rows or not features.is_cpu:
             return work(features)
+        if self._scripted:
+            with threads(1):
+                return work(features)
         kind = (features.shape, rows, self.model.training, most, others)
         if kind not in self._threads:
             with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]), threads(1), Sizes() as sizes:
