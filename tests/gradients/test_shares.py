@@ -289,6 +289,26 @@ def test_sizes_within_a_script_may_be_any(script: bool) -> None:
     assert taken(torch.jit.script(odd) if script else odd) == 1
 
 
+def test_threads_do_not_follow_from_how_many_units_there_are() -> None:
+    """Sums of units have as many rows: 63 had two threads, and 30 one."""
+
+    class Telling(nn.Tanh):
+        def forward(self, features: Tensor) -> Tensor:
+            self.taken = torch.get_num_threads()
+            return super().forward(features)
+
+    found = set()
+    for records in ([1] * 63, [2] * 20 + [1] * 10):
+        owners = torch.repeat_interleave(torch.arange(len(records)), torch.tensor(records))
+        telling = Telling()
+        model = nn.Sequential(nn.Conv2d(3, 32, 3), telling, nn.Flatten(), nn.Linear(1152, 3))
+        engine = GradientEngine(model, lambda outputs, _: outputs.square().sum(1), rows=64)
+        with threads(2):
+            engine.norms(torch.randn(len(owners), 3, 8, 8), torch.zeros(len(owners)), owners=owners)
+        found.add(telling.taken)
+    assert len(found) == 1
+
+
 class Threaded(Rounded):
     """Rounds by the number of threads, as products of libraries may, and draws as many numbers as it is passed."""
 
