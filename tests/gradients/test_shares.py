@@ -266,6 +266,57 @@ def test_where_all_shares_are_whole_all_threads_are_taken() -> None:
         assert shares.passed(work, features, ROWS) == 3
 
 
+def taken(rounded) -> int:
+    """Threads of an engine's pass."""
+
+    class Telling(Rounded):
+        def forward(self, features: Tensor) -> Tensor:
+            self.taken = torch.get_num_threads()
+            return super().forward(features)
+
+    model = Telling(1024, rounded)
+    with threads(2):
+        GradientEngine(model, absolute, rows=ROWS).norms(torch.randn(ROWS, 5), torch.zeros(ROWS))
+        assert torch.get_num_threads() == 2
+    return model.taken
+
+
+def odd(values: Tensor) -> Tensor:
+    wider = torch.cat([values, values[:, 1:]], 1).abs() ** 1.3
+    return wider[:, values.size(1) - 1 :] + wider[:, : values.size(1)]
+
+
+def test_an_engine_takes_all_threads_where_all_shares_are_whole() -> None:
+    assert taken(torch.sigmoid) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("script", [False, True])
+def test_sizes_within_a_script_may_be_any(script: bool) -> None:
+    """No function that it calls is seen: of 39 records one had another norm where a share ended within a vector."""
+    assert taken(torch.jit.script(odd) if script else odd) == 1
+
+
+def test_threads_do_not_follow_from_how_many_units_there_are() -> None:
+    """Sums of units have as many rows: 63 had two threads, and 30 one."""
+
+    class Telling(nn.Tanh):
+        def forward(self, features: Tensor) -> Tensor:
+            self.taken = torch.get_num_threads()
+            return super().forward(features)
+
+    found = set()
+    for records in ([1] * 63, [2] * 20 + [1] * 10):
+        owners = torch.repeat_interleave(torch.arange(len(records)), torch.tensor(records))
+        telling = Telling()
+        model = nn.Sequential(nn.Conv2d(3, 32, 3), telling, nn.Flatten(), nn.Linear(1152, 3))
+        engine = GradientEngine(model, lambda outputs, _: outputs.square().sum(1), rows=64)
+        with threads(2):
+            engine.norms(torch.randn(len(owners), 3, 8, 8), torch.zeros(len(owners)), owners=owners)
+        found.add(telling.taken)
+    assert len(found) == 1
+
+
 class Threaded(Rounded):
     """Rounds by the number of threads, as products of libraries may, and draws as many numbers as it is passed."""
 
@@ -310,3 +361,48 @@ def test_features_that_are_summed_at_once_count_too_and_threads_are_looked_for_b
     for number, expected in ((2, 1), (3, 3), (2, 1)):  # on two a share would end within a vector
         with threads(number):
             assert shares.passed(work, features, ROWS) == expected
+
+
+def test_one_record_among_those_that_a_loss_chooses_changes_no_digit_of_others() -> None:
+    """Threads followed from how many it chose: a record with a label in another's place gave all other last digits."""
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        known, found = labels >= 0, outputs.new_zeros(len(labels))
+        found[known] = power(outputs[known].repeat(1, 343)).sum(1)
+        return found
+
+    features = torch.randn(ROWS, 5)
+
+    def norms(known: int) -> Tensor:
+        labels = torch.where(torch.arange(ROWS) < known, 1, -1)
+        return GradientEngine(Threaded(64, torch.sigmoid), loss, rows=ROWS).norms(features, labels)
+
+    with threads(2):
+        assert norms(64)[:64].equal(norms(65)[:64])
+
+
+@pytest.mark.parametrize(
+    ("computed", "expected"),
+    [
+        (lambda x, n: x[x[:, 0] > 0], True),
+        (lambda x, n: x[:, x[0] > 0], True),
+        (lambda x, n: x[:, :n], True),
+        (lambda x, n: x[:, : int(n)], True),
+        (lambda x, n: x.masked_select(x > 0), True),
+        (lambda x, n: torch.where(x > 0), True),
+        (lambda x, n: torch.arange(n), True),
+        (lambda x, n: x.repeat(n, 1), True),
+        (lambda x, n: x.repeat_interleave(n, 0), True),
+        (lambda x, n: x.split(torch.tensor([1, 3]).tolist()), True),
+        (lambda x, n: x.repeat_interleave(2, 0), False),
+        (lambda x, n: x[torch.tensor([0, 3])], False),
+        (lambda x, n: x[:, 1:2] * n, False),
+        (lambda x, n: torch.where(x > 0, x, 0), False),
+        (lambda x, n: x if bool((x > 0).all()) else -x, False),
+        (lambda x, n: torch.arange(len(x)), False),
+    ],
+)
+def test_sizes_that_follow_from_what_records_hold_are_seen(computed, expected: bool) -> None:
+    with Sizes() as sizes:
+        computed(torch.arange(12.0).view(4, 3), torch.tensor(2))
+    assert sizes.hidden is expected

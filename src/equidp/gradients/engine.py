@@ -82,7 +82,7 @@ class GradientEngine:
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
         self.autocast_kind = self.passes.autocast_kind
         self.rows, self.exact = rows, exact
-        self._shares = WholeShares(model)
+        self._shares = WholeShares(model, loss)
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
         self._probed_in: tuple[bool, ...] = ()  # the modes of the model's layers

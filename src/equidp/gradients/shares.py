@@ -9,7 +9,8 @@ How torch shares n values depends on n and on the number of threads: at least 2�
 threads above 2¹⁴. A softmax along another dimension than the last takes all threads, each for a share of its columns,
 whatever their number: attention over time moved the sum by 6·Δ on six. So the number of threads is chosen by the rows
 and by the sizes of what the model computes, which a pass of the same shape shows: the largest of those for which no
-share ends within a record or a vector.
+share ends within a record or a vector. Where a model or a loss asks records for sizes (`o[known]`), it is one thread
+from the first pass on: the largest number would be another one for other records, and so would everybody's last digits.
 
 That pass is on one thread, and nothing uses what it gives: a record may get other digits there than on several. Which
 pass is the first of its kind depends on the batches before, and one record more may have made another chunk of one.
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from equidp.gradients.used import used_by
 from equidp.system.threads import GLOBAL_RANDOM
 
 T = TypeVar("T")
@@ -40,6 +42,22 @@ VECTOR = 16
 """Records after which a thread's share may end, for a softmax over tensors that do not begin with the records."""
 
 
+READING = frozenset({"item", "tolist", "numpy", "__array__", "__int__", "__index__"})
+"""What hands a tensor's numbers to Python, where they may become sizes; a `__bool__` or a `__float__` is none."""
+
+CHOOSING = frozenset(
+    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
+    | {"_pack_padded_sequence", "to_sparse"}
+)
+"""What gives as many numbers as a tensor's numbers say."""
+
+SIZED = frozenset(
+    {"arange", "zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty"}
+    | {"narrow", "expand", "repeat", "reshape", "view", "unflatten", "tensor_split", "repeat_interleave"}
+)
+"""What takes a whole number in a tensor as a size."""
+
+
 class Sizes(TorchFunctionMode):
     """How many numbers the tensors have that torch's functions compute meanwhile, and whether columns were shared.
 
@@ -52,13 +70,14 @@ class Sizes(TorchFunctionMode):
         self.columns = False
         """Whether there was a softmax along another dimension than the last, or may have been."""
         self.hidden = False
-        """Whether there were tensors whose sizes are not those of what is computed, as within `torch.vmap`."""
+        """Whether some sizes are not those of what is computed, as within `torch.vmap`, or may be of their numbers."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """What the function returns, as it is."""
         found, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        self.hidden |= _asks_for_sizes(name, args, kwargs or {})
         self.columns |= _shares_columns(name, args, kwargs or {})
         given = [one for one in args if isinstance(one, Tensor)]
         for one in found if isinstance(found, tuple | list) else (found,):
@@ -82,6 +101,25 @@ def _memory(values: Tensor) -> int | None:
         return None
 
 
+def _asks_for_sizes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function of torch's may give as many numbers as the numbers say that it is given."""
+    if name == "__getitem__":
+        places = args[1] if isinstance(args[1], tuple | list) else (args[1],)
+        return any(_is_mask(place) or (isinstance(place, slice) and _is_cut(place)) for place in places)
+    if name in SIZED:
+        given = (*args[name != "arange" :], *kwargs.values())
+        return any(isinstance(one, Tensor) and not one.is_floating_point() for one in given)
+    return name in READING or name in CHOOSING or (name == "where" and len(args) + len(kwargs) == 1)
+
+
+def _is_mask(place: object) -> bool:
+    return isinstance(place, Tensor) and place.dtype in (torch.bool, torch.uint8)
+
+
+def _is_cut(place: slice) -> bool:
+    return any(isinstance(end, Tensor) for end in (place.start, place.stop, place.step))
+
+
 def _shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a function of torch's is, or may be, a softmax along another dimension than the last."""
     if ("softm" not in name and "cross_entropy" not in name) or "binary" in name:
@@ -94,8 +132,11 @@ def _shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 class WholeShares:
     """Threads of a model's private passes; those of a kind are looked for in a pass of its own, on one thread."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: object = None) -> None:
         self.model = model
+        # no function of torch's that a script calls is seen
+        used = (*model.modules(), *used_by(model), *used_by(loss))
+        self._scripted = any(isinstance(one, torch.jit.ScriptFunction | torch.jit.ScriptModule) for one in used)
         self._threads: dict[Hashable, int] = {}  # by the kind of pass and the threads there are
 
     def forget(self) -> None:
@@ -114,6 +155,9 @@ class WholeShares:
         most = torch.get_num_threads()
         if most == 1 or not rows or not features.is_cpu:
             return work(features)
+        if self._scripted:
+            with threads(1):
+                return work(features)
         kind = (features.shape, rows, self.model.training, most, others)
         if kind not in self._threads:
             with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]), threads(1), Sizes() as sizes:
