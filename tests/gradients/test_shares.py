@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from equidp.gradients import bookkeeping, units
 from equidp.gradients.bookkeeping import FEW_FLOATS
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.shares import Sizes, WholeShares, threads, whole
+from equidp.gradients.units import UnitSums
 from equidp.training.networks import predict
 
 ROWS = 96
@@ -297,24 +299,90 @@ def test_sizes_within_a_script_may_be_any(script: bool) -> None:
     assert taken(torch.jit.script(odd) if script else odd) == 1
 
 
-def test_threads_do_not_follow_from_how_many_units_there_are() -> None:
-    """Sums of units have as many rows: 63 had two threads, and 30 one."""
+class Telling(nn.Tanh):
+    """Tells the threads of the last pass."""
 
-    class Telling(nn.Tanh):
-        def forward(self, features: Tensor) -> Tensor:
-            self.taken = torch.get_num_threads()
-            return super().forward(features)
+    def forward(self, features: Tensor) -> Tensor:
+        self.taken = torch.get_num_threads()
+        return super().forward(features)
 
-    found = set()
-    for records in ([1] * 63, [2] * 20 + [1] * 10):
-        owners = torch.repeat_interleave(torch.arange(len(records)), torch.tensor(records))
-        telling = Telling()
-        model = nn.Sequential(nn.Conv2d(3, 32, 3), telling, nn.Flatten(), nn.Linear(1152, 3))
-        engine = GradientEngine(model, lambda outputs, _: outputs.square().sum(1), rows=64)
-        with threads(2):
-            engine.norms(torch.randn(len(owners), 3, 8, 8), torch.zeros(len(owners)), owners=owners)
-        found.add(telling.taken)
-    assert len(found) == 1
+
+def owned(records: list[int]) -> Tensor:
+    """Owners of so many records each."""
+    return torch.repeat_interleave(torch.arange(len(records)), torch.tensor(records))
+
+
+UNITS = ([1] * 63, [2] * 20 + [1] * 10, [50], [64])
+
+
+@pytest.mark.parametrize("records", [None, *UNITS])
+@pytest.mark.parametrize("asked", [{}, {"views": 2}, {"iterates": [(None, 1.0), (torch.zeros(4355), -1.0)]}])
+def test_passes_have_the_same_threads_whatever_units_there_are(records: list[int] | None, asked) -> None:
+    """Sums of units have as many rows: in a pass they gave two threads to 63 units, and one to 30, or one to all."""
+    owners = None if records is None else owned(records)
+    telling, size = Telling(), 50 if owners is None else len(owners)
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), telling, nn.Flatten(), nn.Linear(1152, 3))
+    engine = GradientEngine(model, lambda outputs, _: outputs.square().sum(1), rows=64)
+    features = torch.randn(asked.get("views", 1) * size, 3, 8, 8)
+    with threads(2):
+        for _ in range(2):
+            engine.norms(features, torch.zeros(size), owners=owners, **asked)
+            assert telling.taken == 2
+        assert torch.get_num_threads() == 2
+
+
+def test_norms_of_units_are_taken_on_one_thread(several: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    class Watched(UnitSums):
+        def squared_norms(self) -> Tensor:
+            taken.append(torch.get_num_threads())
+            return super().squared_norms()
+
+    monkeypatch.setattr(bookkeeping, "UnitSums", Watched)
+    engine = GradientEngine(nn.Linear(5, 3), absolute, rows=ROWS)
+    engine.try_out(torch.randn(ROWS, 5), torch.zeros(ROWS))
+    taken.clear()
+    norms = engine.norms(torch.randn(ROWS, 5), torch.zeros(ROWS), owners=owned([2] * 48))
+    assert (norms > 0).all()
+    assert taken == [1, 1]
+    assert torch.get_num_threads() == several
+
+
+def convolved() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 13, 3), nn.GELU(), nn.Flatten(), nn.Linear(325, 3))
+
+
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("room", [units.KEPT_SUMS, 0])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(lambda: Rounded(343, power), (5,)), (convolved, (3, 7, 7)), (lambda: Attention(last=False), (12, 4))],
+)
+def test_a_unit_has_one_norm_and_gradient_whoever_is_beside_it(
+    make, shape, room: int, number: int, monkeypatch
+) -> None:
+    """On as many threads as there are: 192 rows of odd widths are whole shares of two and of three."""
+    monkeypatch.setattr(units, "KEPT_SUMS", room)
+    telling, records = Telling(), [1 + unit % 4 for unit in range(61)]
+    of = [torch.randn(n, *shape, generator=torch.Generator().manual_seed(unit)) for unit, n in enumerate(records)]
+    engine = GradientEngine(nn.Sequential(telling, make()), absolute, rows=192)
+
+    def found(order: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
+        owners = owned([records[unit] for unit in order])
+        norms = engine.norms(torch.cat([of[unit] for unit in order]), torch.zeros(len(owners)), owners=owners)
+        assert telling.taken == number
+        alone = {unit: engine.weighted_sum(one) for unit, one in zip(order, torch.eye(len(order)), strict=True)}
+        return {unit: (norm, alone[unit]) for unit, norm in zip(order, norms, strict=True)}
+
+    with threads(number):
+        usual = found([*range(60)])
+        for order in ([*range(59)], [*range(1, 60)], [*range(61)], [*reversed(range(60))], [*range(7, 30)]):
+            for unit, (norm, gradient) in found(order).items():
+                if unit in usual:
+                    assert norm.equal(usual[unit][0])
+                    assert gradient.equal(usual[unit][1])
 
 
 class Threaded(Rounded):

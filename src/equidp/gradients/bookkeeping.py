@@ -87,6 +87,7 @@ class BookKeeping:
         self._sizes = [p.numel() for p in self.parameters]
         self.dimension = sum(self._sizes)
         self._units: Units | None = None
+        self._calls: dict[Site, list[Call]] | None = None  # of a pass whose norms nobody has asked for yet
         self._kept: dict[nn.Parameter, Gradients] | None = None
         self._together: Together | None = None
         self._clean = True
@@ -108,7 +109,12 @@ class BookKeeping:
 
     def norms(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
         """As `GradientEngine.norms`, without trying the model out."""
-        rows, kept = self._keep(features, labels, asked)
+        self.keep(features, labels, **asked)
+        return self.kept_norms(asked.get("owners"))
+
+    def kept_norms(self, owners: Tensor | None = None) -> Tensor:
+        """The norms, of records or of units, of the gradients in the passes that `keep` did."""
+        rows, kept = self._gradients(owners)
         if not self._records:
             return torch.zeros(rows, device=self.device)
         if self.device.type != "cpu" and self._units is None:
@@ -119,28 +125,35 @@ class BookKeeping:
 
     def norms_by_parameter(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
         """As `GradientEngine.norms_by_parameter`, without trying the model out."""
-        rows, kept = self._keep(features, labels, asked)
+        self.keep(features, labels, **asked)
+        rows, kept = self._gradients(asked.get("owners"))
         nothing = torch.zeros(rows, device=self.device)
         with torch.inference_mode():
             found = [kept[p].squared_norms().float() if p in kept else nothing for p in self.parameters]
             squared = torch.stack(found)
         return self._norms(squared)
 
-    def _keep(self, features: Tensor, labels: Tensor, asked: Asked) -> tuple[int, dict[nn.Parameter, Gradients]]:
-        """Pass a batch through the model: its number of records (units), and what is kept of their gradients."""
-        owners, iterates, views = asked.get("owners"), asked.get("iterates"), asked.get("views", 1)
+    def keep(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> None:
+        """The passes of `norms` alone, forward and backward, whatever units the records belong to."""
+        iterates, views = asked.get("iterates"), asked.get("views", 1)
         refuse_autocast(self.autocast_kind)
         self.clear()
         self._records, self._views = len(labels), views
+        if not self._records:
+            self._calls = {}
+        else:
+            refuse_batch_statistics(self.batch_norms)
+            self._calls = self.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
+
+    def _gradients(self, owners: Tensor | None) -> tuple[int, dict[nn.Parameter, Gradients]]:
+        """How many records (units) a batch has whose passes were done, and what is kept of their gradients."""
         self._units = None if owners is None else Units.of(owners)
         rows = self._records if self._units is None else len(self._units.counts)
-        kept: dict[nn.Parameter, Gradients] = {}
-        if self._records:
-            refuse_batch_statistics(self.batch_norms)
-            calls = self.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
-            kept = self._kept_by(calls, rows)
-        self._kept = kept
-        return rows, kept
+        calls, self._calls = self._calls, None
+        if calls is None:
+            raise EquidpError("Norms are asked for once, after the passes they are of; call keep first.")
+        self._kept = self._kept_by(calls, rows)
+        return rows, self._kept
 
     def _norms(self, squared: Tensor) -> Tensor:
         norms = squared.sqrt().float()
@@ -230,7 +243,7 @@ class BookKeeping:
 
     def clear(self) -> None:
         """Forget the last batch."""
-        self._kept, self._units, self._together, self.outputs_kept = None, None, None, None
+        self._calls, self._kept, self._units, self._together, self.outputs_kept = None, None, None, None, None
         if self._tape is not None:  # an interrupted pass may have left its hooks
             self._tape.__exit__()
             self._tape = None

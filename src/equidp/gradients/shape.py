@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Unpack
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from equidp.gradients.bookkeeping import Asked, BookKeeping
 from equidp.gradients.recording import Recordings
-from equidp.gradients.shares import WholeShares
+from equidp.gradients.shares import WholeShares, threads
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,10 @@ def weighed_nothing(weights: Tensor, rows: int) -> Tensor:
 
 
 class FixedRows:
-    """Passes with a public number of rows, around others; rows after the batch's have weight 0."""
+    """Passes with a public number of rows, around others; rows after the batch's have weight 0.
+
+    On a CPU, norms of units are taken after them, on one thread.
+    """
 
     def __init__(self, passes: BookKeeping | Recordings, rows: int, shares: WholeShares) -> None:
         self.passes, self.rows, self.shares = passes, rows, shares
@@ -117,7 +120,14 @@ class FixedRows:
             longer[:records].copy_(owners)
             asked["owners"] = longer
         kind = ("norms", len(asked.get("iterates") or ()), owners is None)
-        found = self.shares.passed(lambda some: self.passes.norms(some, labels, **asked), features, len(labels), *kind)
+        if owners is None or not features.is_cpu or not isinstance(self.passes, BookKeeping):
+            work = partial(self.passes.norms, labels=labels, **asked)
+            found = self.shares.passed(work, features, len(labels), *kind)
+        else:
+            self.shares.passed(partial(self.passes.keep, labels=labels, **asked), features, len(labels), *kind)
+            # how many units there are and whose a record is are private: no number of threads may follow from them
+            with threads(1):
+                found = self.passes.kept_norms(asked["owners"])
         self._weights = len(found)
         self._found = records if owners is None else len(found) - nobody
         return found[: self._found]

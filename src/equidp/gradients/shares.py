@@ -14,6 +14,9 @@ from the first pass on: the largest number would be another one for other record
 
 That pass is on one thread, and nothing uses what it gives: a record may get other digits there than on several. Which
 pass is the first of its kind depends on the batches before, and one record more may have made another chunk of one.
+
+Norms of units are taken after a pass, on one thread (`FixedRows`): how many units there are, and whose a record is, is
+private. The model's passes have the same sizes whatever units their records belong to.
 """
 
 from __future__ import annotations
