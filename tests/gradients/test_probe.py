@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -300,13 +301,12 @@ class Late(nn.Module):
 
     def __init__(self, learn: Callable[[Late, Tensor], None]) -> None:
         super().__init__()
-        self.learn, self.passes, self.last = learn, 0, nn.Linear(6, 3)
+        self.learn, self.passes, self.last = learn, itertools.count(1), nn.Linear(6, 3)
         self.table = nn.Embedding(4, 2).requires_grad_(False)
         self.register_buffer("seen", torch.ones(()))
         self.register_buffer("constant", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
         self.constant = torch.ones(())  # another tensor, and nothing learnt
         with torch.no_grad():
             self.learn(self, x)
@@ -323,12 +323,12 @@ def learn_largest_in_place(model: Late, x: Tensor) -> None:
 
 
 def learn_seldom(model: Late, x: Tensor) -> None:
-    if model.passes % 100 == 0:
+    if next(model.passes) % 100 == 0:
         model.seen.lerp_(x.mean(), 0.1)
 
 
 def learn_a_row(model: Late, x: Tensor) -> None:
-    if model.passes % 100 == 0:
+    if next(model.passes) % 100 == 0:
         model.table.weight[0] = x[0, :2]
 
 
@@ -667,6 +667,54 @@ def test_a_mask_by_name_of_a_layer_without_a_rule_is_refused() -> None:
     norms = engine.norms(shorter, labels)
     alone = [engine.plain_sum(shorter[i : i + 1], labels[i : i + 1]).norm() for i in range(32)]
     assert torch.allclose(norms, torch.stack(alone), rtol=1e-4)
+
+
+class Annealed(nn.Module):
+    """Has another temperature from its thousandth pass on; what it counts by, and where."""
+
+    def __init__(self, count: Callable[[Annealed], float]) -> None:
+        super().__init__()
+        self.count, self.n, self.last = count, 0, nn.Linear(6, 3)
+        self.tensor, self.listed = torch.zeros(()), [0, 0.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) * (1.0 if self.count(self) < 1000 else 2.0)
+
+
+def counting(where: str) -> Callable[[Annealed], float]:
+    shared = 0
+
+    def count(model: Annealed) -> float:
+        nonlocal shared
+        if where == "attribute":
+            model.n += 1
+            return model.n
+        if where == "tensor":
+            return float(model.tensor.add_(1))
+        if where == "list":
+            model.listed[1] += 1.0
+            return model.listed[1]
+        shared += 1
+        return shared
+
+    return count
+
+
+@pytest.mark.parametrize("where", ["attribute", "tensor", "list", "shared"])
+def test_what_counts_its_passes_is_refused_as_a_large_batch_has_several(where: str) -> None:
+    """One record more made another chunk, and from then on everybody's gradients were others, by up to a half."""
+    engine = GradientEngine(Annealed(counting(where)), cross_entropy)
+    with pytest.raises(EquidpError, match=r"after one more pass of the same records.*trainer\.steps_done"):
+        engine.norms(torch.randn(8, 6), torch.arange(8) % 3)
+
+
+def test_what_is_set_once_or_follows_from_the_records_is_no_count() -> None:
+    def last(model: Annealed) -> float:
+        model.n = 3
+        model.listed[1] = float(model.last.weight.detach().sum())
+        return 0.0
+
+    GradientEngine(Annealed(last), cross_entropy).norms(torch.randn(8, 6), torch.arange(8) % 3)
 
 
 class Converging(nn.Module):

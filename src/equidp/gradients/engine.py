@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import Asked, BookKeeping, Precision
+from equidp.gradients.counted import refuse_counted
 from equidp.gradients.losses import Loss
 from equidp.gradients.misfit import FAILURES, raise_told
 from equidp.gradients.precision import refuse_around, refuse_short_products
@@ -185,6 +186,8 @@ class GradientEngine:
             with self._trying(features, labels):
                 refuse_short_products(self.device)
                 tried = probe(self.passes, features, labels, others=self._others)
+                if tried and self._others:
+                    refuse_counted(self.passes, features[:2], labels[:2])
                 if tried > 1 and self._others and self.exact:
                     compare_digits(self.passes, self._computed, features, labels)
                 self._probed_in, self._tried = modes, tried

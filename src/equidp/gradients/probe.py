@@ -32,6 +32,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
+from equidp.gradients.picks import refuse_picks
 from equidp.gradients.precision import as_precise_as_norms, spoiling
 from equidp.gradients.refusals import changed, refuse_batch_statistics, same
 from equidp.gradients.remembered import remembered
@@ -206,7 +207,8 @@ def compare_digits(
             `[b, …]` each.
 
     Raises:
-        EquidpError: for a record that is another one beside others, and not so from time to time.
+        EquidpError: for a record that is another one beside others, and not so from time to time, or that may be, as
+            a function rounds by place what a mask picks.
     """
     features, labels = features[:SEVERAL], labels[:SEVERAL]
     devices = [passes.device] if passes.device.type == "cuda" else []
@@ -225,6 +227,8 @@ def compare_digits(
         if passes.device.type == "cpu" and not same(longer, features) and takes(passes, longer, labels):
             tried.append(longer)
         for some in tried:
+            _reseed(passes, seed)
+            refuse_picks(passes, some, labels)
             together = now(some, labels)
             for taken in (*pairs, *copies):
                 taken = taken.clamp(max=len(places) - 1)

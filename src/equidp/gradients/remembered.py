@@ -40,6 +40,8 @@ CACHED = type(functools.lru_cache(lambda: None))
 CELL = vars(CellType)["cell_contents"]
 """Of a variable that functions share: read, set and deleted like a slot."""
 
+NUMBERS = (int, float, np.number)
+
 NOTHING = object()
 
 Undo = Callable[[], None]
@@ -61,6 +63,11 @@ def remembered(model: nn.Module, loss: object) -> Undo:
     return set_back
 
 
+def numbers_in(model: nn.Module, loss: object) -> list[tuple[str, Callable[[], object], object]]:
+    """Of each number in the same places its name, what reads it, and what it is now."""
+    return _Walk(model, loss).numbers
+
+
 class _Walk:
     """Along all that a model and its loss hold."""
 
@@ -70,6 +77,7 @@ class _Walk:
         self._named = {name for of in functions for code in codes_of(of) for name in code.co_names}
         self._layers, self._used = set(map(id, model.modules())), set(map(id, found))
         self._own = own_packages(model, loss)
+        self.numbers: list[tuple[str, Callable[[], object], object]] = []
         self.undo, left = list[Undo](), [*model.modules(), *found]
         # what the model trains and its buffers are compared for themselves
         seen = {id(one): one for one in (*model.parameters(), *model.buffers())}
@@ -85,9 +93,14 @@ class _Walk:
         if kind in FILLED or kind in FIXED:
             if kind in FILLED:
                 self.undo.append(partial(_refill, one, copy.copy(one)))
+                places = () if isinstance(one, set) else one if isinstance(one, dict) else range(len(one))
+                for place in places:
+                    self._number(f"Entry {place!r} of a {kind.__name__}", partial(_entry, one, place), one[place])
             return [of for of in (one.values() if isinstance(one, dict) else one) if type(of) not in PLAIN]
         if kind in (Tensor, nn.Parameter) and one.layout == torch.strided and not (one.is_meta or one.is_nested):
             self.undo.append(partial(_rewrite, one, one.detach().clone()))
+            if one.numel() == 1:
+                self._number("A tensor that is no buffer", one.item, one.item())
         elif kind is np.ndarray and one.flags.writeable:
             self.undo.append(partial(_rewrite_array, one, one.copy()))
         elif kind is CACHED and package_of(one) in self._own:
@@ -115,7 +128,7 @@ class _Walk:
             if isinstance(module, ModuleType) and module.__name__.partition(".")[0] in self._own:
                 self._names(vars(module), self._named)
                 held += [of for name, of in vars(module).items() if name in self._named and _is_data(of)]
-        self._attributes(vars(function), frozenset())
+        self._attributes(function.__name__, vars(function), frozenset())
         return [
             *held,
             *(function.__defaults__ or ()),
@@ -126,13 +139,15 @@ class _Walk:
     def _class(self, kind: type) -> list[Any]:
         data = _data_of(kind)
         self.undo.append(partial(_class_back, kind, data))
+        for name, of in data.items():
+            self._number(f"{kind.__name__}.{name}", partial(getattr, kind, name, NOTHING), of)
         return [of for name, of in data.items() if name in self._named]
 
     def _object(self, one: Any) -> list[Any]:
         held, space = list[Any](type(one).__mro__), getattr(one, "__dict__", None)  # a scripted function has none
         if isinstance(space, dict):
             hidden = TORCHS if id(one) in self._layers else frozenset()
-            self._attributes(space, hidden)
+            self._attributes(type(one).__name__, space, hidden)
             whole = isinstance(one, nn.Module)
             held += [of for name, of in space.items() if name not in hidden and (whole or name in self._named)]
         return [*held, *(self._slot(one, slot) for slot in slots_of(one))]
@@ -140,20 +155,36 @@ class _Walk:
     def _slot(self, one: object, slot: Any) -> object:
         """Note what sets a slot back; what it holds."""
         self.undo.append(partial(_slot_back, one, slot, before := _in_slot(one, slot)))
+        name = "A variable that functions share" if slot is CELL else f"{type(one).__name__}.{slot.__name__}"
+        self._number(name, partial(_in_slot, one, slot), before)
         return before
 
-    def _attributes(self, space: dict[str, Any], hidden: frozenset[str]) -> None:
-        self.undo.append(
-            partial(_attributes_back, space, {n: of for n, of in space.items() if n not in hidden}, hidden)
-        )
+    def _attributes(self, owner: str, space: dict[str, Any], hidden: frozenset[str]) -> None:
+        given = {n: of for n, of in space.items() if n not in hidden}
+        self.undo.append(partial(_attributes_back, space, given, hidden))
+        for name, of in given.items():
+            self._number(f"{owner}.{name}", partial(space.get, name), of)
 
     def _names(self, space: dict[str, Any], names: set[str]) -> None:
         self.undo += [partial(_name_back, space, name, space.get(name, NOTHING)) for name in names]
+        for name in names:
+            self._number(f"The global variable {name}", partial(space.get, name), space.get(name))
+
+    def _number(self, name: str, now: Callable[[], object], before: object) -> None:
+        if isinstance(before, NUMBERS):
+            self.numbers.append((name, now, before))
 
 
 def _is_data(one: object) -> bool:
     """Whether it is no function, class or module: of a module or a class others than those in use may hold much."""
     return not (isinstance(one, (type, ModuleType)) or inspect.isroutine(one) or inspect.isdatadescriptor(one))
+
+
+def _entry(holder: Any, place: Any) -> object:
+    try:
+        return holder[place]
+    except LookupError:  # it is shorter now
+        return NOTHING
 
 
 def _attributes_back(space: dict[str, Any], before: dict[str, Any], hidden: frozenset[str]) -> None:

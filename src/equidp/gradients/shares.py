@@ -80,8 +80,8 @@ class Sizes(TorchFunctionMode):
     ) -> Any:
         """What the function returns, as it is."""
         found, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
-        self.hidden |= _asks_for_sizes(name, args, kwargs or {})
-        self.columns |= _shares_columns(name, args, kwargs or {})
+        self.hidden |= asks_for_sizes(name, args, kwargs or {})
+        self.columns |= shares_columns(name, args, kwargs or {})
         given = [one for one in args if isinstance(one, Tensor)]
         for one in found if isinstance(found, tuple | list) else (found,):
             if not isinstance(one, Tensor):
@@ -104,26 +104,26 @@ def _memory(values: Tensor) -> int | None:
         return None
 
 
-def _asks_for_sizes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def asks_for_sizes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a function of torch's may give as many numbers as the numbers say that it is given."""
     if name == "__getitem__":
         places = args[1] if isinstance(args[1], tuple | list) else (args[1],)
-        return any(_is_mask(place) or (isinstance(place, slice) and _is_cut(place)) for place in places)
+        return any(is_mask(place) or (isinstance(place, slice) and is_cut(place)) for place in places)
     if name in SIZED:
         given = (*args[name != "arange" :], *kwargs.values())
         return any(isinstance(one, Tensor) and not one.is_floating_point() for one in given)
     return name in READING or name in CHOOSING or (name == "where" and len(args) + len(kwargs) == 1)
 
 
-def _is_mask(place: object) -> bool:
+def is_mask(place: object) -> bool:
     return isinstance(place, Tensor) and place.dtype in (torch.bool, torch.uint8)
 
 
-def _is_cut(place: slice) -> bool:
+def is_cut(place: slice) -> bool:
     return any(isinstance(end, Tensor) for end in (place.start, place.stop, place.step))
 
 
-def _shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a function of torch's is, or may be, a softmax along another dimension than the last."""
     if ("softm" not in name and "cross_entropy" not in name) or "binary" in name:
         return False
