@@ -13,6 +13,7 @@ from torch import Tensor
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.precision import as_precise_as_norms
+from equidp.gradients.probe import reseed
 from equidp.gradients.remembered import NUMBERS, numbers_in
 from equidp.system.threads import GLOBAL_RANDOM
 
@@ -30,7 +31,7 @@ def refuse_counted(passes: BookKeeping, features: Tensor, labels: Tensor) -> Non
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
 
         def once() -> None:
-            torch.manual_seed(seed)
+            reseed(passes, seed)
             passes.norms(features.clone(), labels.clone())
 
         once()  # what the first pass of so many records sets stays

@@ -216,7 +216,7 @@ def compare_digits(
     with GLOBAL_RANDOM, torch.random.fork_rng(devices=devices), passes.parameters_at(_nearby(passes)):
 
         def now(some: Tensor, theirs: Tensor) -> list[Tensor]:
-            _reseed(passes, seed)
+            reseed(passes, seed)
             return seen(some.clone(), theirs.clone())
 
         pairs = [places + kept - places % 2 for kept in range(2)]
@@ -227,7 +227,7 @@ def compare_digits(
         if passes.device.type == "cpu" and not same(longer, features) and takes(passes, longer, labels):
             tried.append(longer)
         for some in tried:
-            _reseed(passes, seed)
+            reseed(passes, seed)
             refuse_picks(passes, some, labels)
             together = now(some, labels)
             for taken in (*pairs, *copies):
@@ -293,7 +293,7 @@ def _undrawn(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -
 
 def _draws(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
     """Whether the model draws random numbers."""
-    _reseed(passes, seed)
+    reseed(passes, seed)
     undrawn = _generators(passes)
     passes.norms(features.clone(), labels.clone())
     return not _generators(passes).equal(undrawn)
@@ -329,7 +329,7 @@ def _by_autograd(
     owners: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    _reseed(passes, seed)
+    reseed(passes, seed)
     try:
         return passes.plain_sum(features.clone(), labels.clone(), owners=owners, weights=weights)
     except RuntimeError as error:
@@ -342,11 +342,12 @@ def _by_autograd(
 
 
 def _norms(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> Tensor:
-    _reseed(passes, seed)
+    reseed(passes, seed)
     return passes.norms(features.clone(), labels.clone(), owners=owners)  # a model may write into its records
 
 
-def _reseed(passes: BookKeeping, seed: int) -> None:
+def reseed(passes: BookKeeping, seed: int) -> None:
+    """Let the generators that the model may draw from begin at this seed."""
     torch.random.default_generator.manual_seed(seed)
     if passes.device.type == "cuda":
         # `manual_seed` would take the current device's generator
