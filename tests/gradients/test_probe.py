@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -301,12 +300,13 @@ class Late(nn.Module):
 
     def __init__(self, learn: Callable[[Late, Tensor], None]) -> None:
         super().__init__()
-        self.learn, self.passes, self.last = learn, itertools.count(1), nn.Linear(6, 3)
+        self.learn, self.passes, self.last = learn, list[None](), nn.Linear(6, 3)  # a number that counts is refused
         self.table = nn.Embedding(4, 2).requires_grad_(False)
         self.register_buffer("seen", torch.ones(()))
         self.register_buffer("constant", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
+        self.passes.append(None)
         self.constant = torch.ones(())  # another tensor, and nothing learnt
         with torch.no_grad():
             self.learn(self, x)
@@ -323,12 +323,12 @@ def learn_largest_in_place(model: Late, x: Tensor) -> None:
 
 
 def learn_seldom(model: Late, x: Tensor) -> None:
-    if next(model.passes) % 100 == 0:
+    if len(model.passes) % 100 == 0:
         model.seen.lerp_(x.mean(), 0.1)
 
 
 def learn_a_row(model: Late, x: Tensor) -> None:
-    if next(model.passes) % 100 == 0:
+    if len(model.passes) % 100 == 0:
         model.table.weight[0] = x[0, :2]
 
 

@@ -108,12 +108,12 @@ class Later(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.passes = model, torch.zeros(())
+        self.model, self.passes = model, torch.zeros(2)  # a single number that counts is refused
 
     def forward(self, features: Tensor) -> Tensor:
         outputs = self.model(features)
         self.passes.add_(1)
-        return torch.where(self.passes > 90, outputs - outputs.mean(0, keepdim=True), outputs)
+        return torch.where(self.passes[0] > 90, outputs - outputs.mean(0, keepdim=True), outputs)
 
 
 def test_a_model_of_others_that_mixes_records_later_is_found_in_replayed_steps() -> None:
