@@ -415,11 +415,9 @@ def test_nobody_can_foretell_dropout_but_of_a_seeded_run_anybody() -> None:
     assert not torch.equal(drawn(7), drawn(8))
 
 
-@pytest.mark.parametrize("secure", [True, False])
-@pytest.mark.parametrize("taken", [lambda trainer: trainer.run_steps(1), lambda trainer: trainer.train(progress=False)])
-def test_whoever_seeds_torch_later_cannot_foretell_what_a_secure_run_drops(taken: Any, secure: bool) -> None:
-    """Another trainer of the same process does, and so may a loop."""
-    within = []
+def telling_trainer(secure: bool) -> tuple[Trainer, list[int]]:
+    """Of a model with dropout, and the seeds at which torch's generator was in its passes."""
+    within: list[int] = []
 
     class Telling(nn.Dropout):
         def forward(self, input: Tensor) -> Tensor:
@@ -427,7 +425,14 @@ def test_whoever_seeds_torch_later_cannot_foretell_what_a_secure_run_drops(taken
             return super().forward(input)
 
     model = nn.Sequential(nn.Linear(4, 20), Telling(0.5), nn.Linear(20, 2))
-    trainer = make_private(model, (FEATURES, LABELS), LOSS, **ASKED, seed=None if secure else 3)
+    return make_private(model, (FEATURES, LABELS), LOSS, **ASKED, seed=None if secure else 3), within
+
+
+@pytest.mark.parametrize("secure", [True, False])
+@pytest.mark.parametrize("taken", [lambda trainer: trainer.run_steps(1), lambda trainer: trainer.train(progress=False)])
+def test_whoever_seeds_torch_later_cannot_foretell_what_a_secure_run_drops(taken: Any, secure: bool) -> None:
+    """Another trainer of the same process does, and so may a loop."""
+    trainer, within = telling_trainer(secure)
     make_private(network(), (FEATURES, LABELS), LOSS, **ASKED, seed=0)
     known = torch.initial_seed()
     within.clear()
@@ -447,15 +452,7 @@ def test_no_seed_that_could_be_tried_gives_what_a_secure_run_draws() -> None:
 @pytest.mark.parametrize("taken", [lambda trainer: trainer.run_steps(1), lambda trainer: trainer.train(progress=False)])
 def test_what_is_drawn_after_a_secure_run_does_not_tell_what_it_dropped(taken: Any, secure: bool) -> None:
     """The next model's initial weights may be shown: a state that they tell leads back to the masks."""
-    within = []
-
-    class Telling(nn.Dropout):
-        def forward(self, input: Tensor) -> Tensor:
-            within.append(torch.initial_seed())
-            return super().forward(input)
-
-    model = nn.Sequential(nn.Linear(4, 20), Telling(0.5), nn.Linear(20, 2))
-    trainer = make_private(model, (FEATURES, LABELS), LOSS, **ASKED, seed=None if secure else 3)
+    trainer, within = telling_trainer(secure)
     within.clear()
     taken(trainer)
     assert (torch.initial_seed() != within[-1]) == secure

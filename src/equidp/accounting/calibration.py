@@ -112,8 +112,8 @@ def _proposed_by_pld(
     met = high
     while pld_epsilon(events_for(0.9 * met), delta, SEARCH_INTERVAL) <= target:
         met *= 0.9
-    within = delta - rounded_away(canonical(events_for(high)))
-    interval = grid_interval(canonical(events_for(high)), delta, SEARCH_INTERVAL)
+    events = canonical(events_for(high))
+    within, interval = delta - rounded_away(events), grid_interval(events, delta, SEARCH_INTERVAL)
     coarsely = partial(pld.PLDAccountant, value_discretization_interval=interval)
     coarse = _searched(events_for, coarsely, (0.9 * met, high), target, within, tol=high * 5e-4)
     if coarse is None or math.isinf(pld_epsilon(events_for(coarse), delta, SEARCH_INTERVAL)):

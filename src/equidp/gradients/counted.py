@@ -7,15 +7,13 @@ with the calls of its layer moved them by half their length.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.precision import as_precise_as_norms
-from equidp.gradients.probe import reseed
+from equidp.gradients.probe import drawn_apart, reseed
 from equidp.gradients.remembered import NUMBERS, numbers_in
-from equidp.system.threads import GLOBAL_RANDOM
 
 
 def refuse_counted(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
@@ -26,9 +24,7 @@ def refuse_counted(passes: BookKeeping, features: Tensor, labels: Tensor) -> Non
     Raises:
         EquidpError: naming the first of them.
     """
-    seed = torch.random.initial_seed()
-    devices = [passes.device] if passes.device.type == "cuda" else []
-    with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
+    with drawn_apart(passes) as seed, as_precise_as_norms():
 
         def once() -> None:
             reseed(passes, seed)

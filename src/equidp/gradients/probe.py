@@ -67,10 +67,8 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor, *, others: bool
     """
     features, labels = features[:SEVERAL], labels[:SEVERAL]
     two = _first_two(features, labels)
-    seed = torch.random.initial_seed()
-    devices = [passes.device] if passes.device.type == "cuda" else []
     # with cuDNN's TF32 a sound model's gradients could differ by more than is allowed here
-    with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
+    with drawn_apart(passes) as seed, as_precise_as_norms():
         refuse_batch_statistics(passes.batch_norms)  # before any pass, as each moves the running statistics
         before = _kept_now(passes)  # of the very first pass: what is set by it is the same ever after
         set_back = remembered(passes.model, passes.loss) if others else None
@@ -121,10 +119,8 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
     Raises:
         EquidpError: as `probe`.
     """
-    devices = [passes.device] if passes.device.type == "cuda" else []
-    with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
-        before = _kept_now(passes)
-        seed, apart = torch.random.initial_seed(), max(len(features) // 2, 1)
+    with drawn_apart(passes) as seed, as_precise_as_norms():
+        before, apart = _kept_now(passes), max(len(features) // 2, 1)
         _compare_beside(passes, features, labels, seed, apart)
         _compare_kept(passes, before)
 
@@ -211,9 +207,8 @@ def compare_digits(
             a function rounds by place what a mask picks.
     """
     features, labels = features[:SEVERAL], labels[:SEVERAL]
-    devices = [passes.device] if passes.device.type == "cuda" else []
-    seed, places = torch.random.initial_seed(), torch.arange(len(features), device=features.device)
-    with GLOBAL_RANDOM, torch.random.fork_rng(devices=devices), passes.parameters_at(_nearby(passes)):
+    places = torch.arange(len(features), device=features.device)
+    with drawn_apart(passes) as seed, passes.parameters_at(_nearby(passes)):
 
         def now(some: Tensor, theirs: Tensor) -> list[Tensor]:
             reseed(passes, seed)
@@ -344,6 +339,14 @@ def _by_autograd(
 def _norms(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> Tensor:
     reseed(passes, seed)
     return passes.norms(features.clone(), labels.clone(), owners=owners)  # a model may write into its records
+
+
+@contextlib.contextmanager
+def drawn_apart(passes: BookKeeping) -> Iterator[int]:
+    """Within, passes that leave the generators as they were; the seed that `reseed` lets these begin at."""
+    devices = [passes.device] if passes.device.type == "cuda" else []
+    with GLOBAL_RANDOM, torch.random.fork_rng(devices=devices):
+        yield torch.random.initial_seed()
 
 
 def reseed(passes: BookKeeping, seed: int) -> None:

@@ -100,6 +100,11 @@ class PrivacySettings(Block):
         return Trials(self.max_trials, self.trials_law, self.trials_mean, self.trials_shape)
 
     @property
+    def figures_delta(self) -> float:
+        """δ of figures with noise."""
+        return self.evaluation.delta or self.delta
+
+    @property
     def by_unit(self) -> bool:
         """Whether a unit spans several records."""
         return self.unit not in record_words()

@@ -36,8 +36,7 @@ def large_delta(
         drawn = membership is not None and membership.how == "hash" and not membership.given
         expected = data.test_fraction / stays**2 if tuned else data.test_fraction / stays
         known = drawn or data.evaluate_on == "validation"
-        delta = privacy.evaluation.delta or privacy.delta
-        judged.append(("evaluation.delta", delta, data.evaluate_on, expected if known else 0.0))
+        judged.append(("evaluation.delta", privacy.figures_delta, data.evaluate_on, expected if known else 0.0))
     words = "units" if privacy.by_unit else "records"
     for setting, delta, part, each in judged:
         size = max(plan.records, round(each * plan.records))

@@ -193,7 +193,7 @@ def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any
     part = {} if data.evaluate_on == "test" else {"evaluated_on": data.evaluate_on}
     if asked.epsilon is None:
         return part
-    delta = asked.delta or privacy.delta
+    delta = privacy.figures_delta
     event = figures_event(asked.epsilon, delta, trials)
     return part | {
         "evaluation": {
