@@ -53,6 +53,14 @@ def test_every_table_shows_a_sweep_and_one_of_its_datasets() -> None:
         assert one.setting or shown.settings[one.sweep]
 
 
+def test_the_pages_words_are_those_of_its_file() -> None:
+    """Words that someone wrote into the page alone would go when it is next written."""
+    shown = page.Page.model_validate(yaml.safe_load(page.TABLES.read_text(encoding="utf-8")))
+    written = page.PAGE.read_text(encoding="utf-8")
+    words = [shown.head, shown.foot, *(part for one in shown.tables for part in (one.text, one.differ))]
+    assert [part for part in words if part.strip() not in written] == []
+
+
 def test_a_figure_is_the_mean_its_interval_and_the_papers() -> None:
     # three seeds: mean 0.82, sd 0.01, half of the interval 4.303·0.01/√3 = 0.025
     assert page.figure([0.81, 0.82, 0.83], 0.8, "test") == "0.820 ± 0.025 (0.800)"
