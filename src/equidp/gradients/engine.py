@@ -35,7 +35,10 @@ A prime: of steps in chunks, the last of which may be a single record, each chun
 
 
 class Looks:
-    """When to look again at what is not this package's: at once, then after 1, 3, 7, … times, at most so many apart."""
+    """When to look again at what is not this package's: at once, then after 1, 3, 7, … times, at most so many apart.
+
+    What was refused is looked at the next time, too: a notebook's cell may be run again.
+    """
 
     def __init__(self) -> None:
         self._left, self._apart = 1, 1
@@ -43,10 +46,11 @@ class Looks:
     def due(self) -> bool:
         """Whether it is time; asked once for each."""
         self._left -= 1
-        if self._left:
-            return False
+        return self._left <= 0
+
+    def held(self) -> None:
+        """What was looked at is sound: until the next time."""
         self._left, self._apart = self._apart, min(2 * self._apart + 1, LOOKS_APART)
-        return True
 
 
 class GradientEngine:
@@ -198,7 +202,10 @@ class GradientEngine:
             self.look(features, labels, views)
 
     def look_is_due(self) -> bool:
-        """Whether the next batch is one of those at which a model or a loss of others is looked at; asked once each."""
+        """Whether the next batch is one of those at which a model or a loss of others is looked at; asked once each.
+
+        Each one until a `look` has found nothing.
+        """
         return self._others and self._looks.due()
 
     def look(self, features: Tensor, labels: Tensor, views: int = 1) -> None:
@@ -216,6 +223,7 @@ class GradientEngine:
         together = self.passes.together(longer, views)
         with self._trying(features[: len(labels)], labels):
             look_again(self.passes, longer[: together * rows], repeated(theirs, together), rows)
+        self._looks.held()
         self._shares.forget()
 
     @contextlib.contextmanager
