@@ -80,14 +80,14 @@ def trained(
     return train_model(request, records, progress=False).privacy
 
 
-def small(batch_size: int = 20, seed: int = 0, groups: int = 0, **parts: Any) -> Trainer:
+def small(batch_size: int = 20, seed: int = 0, groups: int = 0, epochs: int = 1, **parts: Any) -> Trainer:
     """A loop over 200 records with these parts."""
     stream = torch.Generator().manual_seed(0)
     data = torch.rand(200, 4, generator=stream), torch.arange(200) % 2
     algorithm = Algorithm(name="mine", **{"weights": FlatClip(), "initial": {"clip_norm": 0.5}, **parts})
     return make_private(
         nn.Linear(4, 2), data, nn.CrossEntropyLoss(reduction="none"), algorithm=algorithm, noise_multiplier=1.0,
-        delta=1e-5, epochs=1, batch_size=batch_size, learning_rate=0.1, seed=seed, device="cpu",
+        delta=1e-5, epochs=epochs, batch_size=batch_size, learning_rate=0.1, seed=seed, device="cpu",
         groups=(torch.arange(200) % groups, groups) if groups else None,
     )  # fmt: skip
 
@@ -562,6 +562,22 @@ def test_rules_and_side_releases_are_tried_again_as_the_run_goes_on(parts: dict[
     TAKEN["steps"] = 0
     with pytest.raises(EquidpError, match=told):
         trained(10, update=Counted(), **parts)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"weights": LaterByOthers()}, {"side_release": LaterMore()}, {"contribution": Made(kind="Warming")}],
+    ids=lambda parts: next(iter(parts)),
+)
+def test_what_was_refused_is_refused_at_the_next_step_too(parts: dict[str, Any]) -> None:
+    """A notebook's cell that was run again trained on, until the next trial 60 steps later."""
+    TAKEN["steps"] = 0
+    trainer = small(epochs=20, update=Counted(), **parts)
+    with pytest.raises(EquidpError, match="So ε would not hold"):
+        trainer.run_steps(60)
+    for _ in range(3):
+        with pytest.raises(EquidpError, match="So ε would not hold"):
+            trainer.run_steps(1)
 
 
 class HalvesAfterwards(FlatClip):

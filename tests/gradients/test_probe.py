@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -676,9 +677,22 @@ class Annealed(nn.Module):
         super().__init__()
         self.count, self.n, self.last = count, 0, nn.Linear(6, 3)
         self.tensor, self.listed = torch.zeros(()), [0, 0.0]
+        self.kept: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(x) * (1.0 if self.count(self) < 1000 else 2.0)
+
+
+REPLACED: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "another tensor": (torch.zeros(()), lambda kept: kept + 1),
+    "a tensor of two": (torch.zeros(2), lambda kept: kept + 1),
+    "an array": (np.zeros((2, 1)), lambda kept: kept + 1),
+    "a tuple": (("passes", 0), lambda kept: ("passes", kept[1] + 1)),
+    "another list": ([0], lambda kept: [kept[0] + 1]),
+    "another dict": ({"passes": 0}, lambda kept: {"passes": kept["passes"] + 1}),
+    "a fraction": (Fraction(0), lambda kept: kept + 1),
+}
+"""Counts that are no int or float, or stand in what is another object after every pass."""
 
 
 def counting(where: str) -> Callable[[Annealed], float]:
@@ -694,13 +708,17 @@ def counting(where: str) -> Callable[[Annealed], float]:
         if where == "list":
             model.listed[1] += 1.0
             return model.listed[1]
+        if where in REPLACED:
+            start, after = REPLACED[where]
+            model.kept = after(start if model.kept is None else model.kept)
+            return 0.0
         shared += 1
         return shared
 
     return count
 
 
-@pytest.mark.parametrize("where", ["attribute", "tensor", "list", "shared"])
+@pytest.mark.parametrize("where", ["attribute", "tensor", "list", "shared", *REPLACED])
 def test_what_counts_its_passes_is_refused_as_a_large_batch_has_several(where: str) -> None:
     """One record more made another chunk, and from then on everybody's gradients were others, by up to a half."""
     engine = GradientEngine(Annealed(counting(where)), cross_entropy)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from equidp.errors import EquidpError
 from equidp.gradients import engine
-from equidp.gradients.engine import LOOKS_APART
+from equidp.gradients.engine import LOOKS_APART, GradientEngine
 from equidp.mechanism.trainer import Trainer
 from equidp.training import make_private, spent
 
@@ -537,6 +537,11 @@ def test_a_penalty_over_the_batch_that_begins_later_is_found(asked: dict[str, An
     fair.weight = 50.0
     with pytest.raises(EquidpError, match="mixes records"):
         trainer.run_steps(LOOKS_APART)
+    for _ in range(3):  # nor when a notebook's cell is run again
+        with pytest.raises(EquidpError, match="mixes records"):
+            trainer.run_steps(1)
+    fair.weight = 0.0
+    trainer.run_steps(2)
 
 
 def hardest(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -555,6 +560,15 @@ def test_a_choice_among_more_records_than_are_tried_is_found(made: Callable[[Any
     with pytest.raises(EquidpError, match="mixes records"):
         trainer.run_steps(1)
     trainer_of(loss, batch_size=20).run_steps(3)  # there it chooses nobody
+
+
+@pytest.mark.parametrize("views", [1, 4])
+def test_a_choice_among_all_rows_of_a_pass_is_found_where_a_batch_has_fewer(views: int) -> None:
+    """No batch came to so many records as every pass had rows, of nobody or of other views: one record moved all."""
+    torch.manual_seed(3)
+    engine = GradientEngine(nn.Linear(4, 2), hardest, rows=64 if views == 1 else None)
+    with pytest.raises(EquidpError, match="mixes records"):
+        engine.norms(FEATURES[:24].repeat(views, 1), LABELS[:24], views=views)
 
 
 class Unseen(nn.Module):
@@ -601,7 +615,7 @@ def test_a_layer_of_torch_that_does_what_others_wrote_is_looked_at_too(hooked: b
 
 def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = list[int]()
-    monkeypatch.setattr(engine, "look_again", lambda passes, features, labels: looks.append(len(features)))
+    monkeypatch.setattr(engine, "look_again", lambda passes, features, *_: looks.append(len(features)))
     trainer_of().run_steps(5)
     assert not looks
     trainer_of(lambda outputs, labels: LOSS(outputs, labels)).run_steps(12)
@@ -611,7 +625,7 @@ def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.Monke
 def test_each_chunk_of_a_step_is_looked_at_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two the second, of a few records, was looked at every time but the first."""
     looks = list[int]()
-    monkeypatch.setattr(engine, "look_again", lambda passes, features, labels: looks.append(len(features)))
+    monkeypatch.setattr(engine, "look_again", lambda passes, features, *_: looks.append(len(features)))
     trainer_of(lambda outputs, labels: LOSS(outputs, labels), epochs=40, physical_batch_size=40).run_steps(120)
     assert looks.count(40) >= 3
     assert len(looks) - looks.count(40) >= 3

@@ -274,16 +274,19 @@ class BookKeeping:
             outputs: Tensor = self.model(features)
         return outputs
 
+    def together(self, features: Tensor, views: int) -> int:
+        """Views that have a pass together: all where that is cheaper, on a GPU, and on a CPU whose caches hold it."""
+        return views if self.device.type != "cpu" or features.numel() <= FEW_FLOATS else 1
+
     def calls(
         self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate], views: int = 1
     ) -> dict[Site, list[Call]]:
         """What the passes see: forward, and backward to the outputs of the trainable layers.
 
-        Of m views there are m calls: what is called several times on a record has its gradients added up. Views have a
-        pass together where that is cheaper: on a GPU, and on a CPU whose caches hold it.
+        Of m views there are m calls: what is called several times on a record has its gradients added up.
         """
         calls: dict[Site, list[Call]] = defaultdict(list)
-        together = views if self.device.type != "cpu" or features.numel() <= FEW_FLOATS else 1
+        together = self.together(features, views)
         labels = repeated(labels, together)
         parts = (features,) if together == views else features.chunk(views // together)
         for values, coefficient in iterates:

@@ -13,13 +13,14 @@ from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.precision import as_precise_as_norms
 from equidp.gradients.probe import drawn_apart, reseed
-from equidp.gradients.remembered import NUMBERS, numbers_in
+from equidp.gradients.remembered import numbers_in
 
 
 def refuse_counted(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
     """Refuse numbers that are others after one more pass of the same records `[b, …]`, with the same random numbers.
 
-    Numbers that are looked at are those that `remembered` would set back: attributes, and what functions share.
+    Numbers that are looked at are those that `remembered` would set back: attributes, what functions share, and those
+    in lists, dicts, tuples, tensors and arrays there, whether these are changed or others take their place.
 
     Raises:
         EquidpError: naming the first of them.
@@ -35,9 +36,18 @@ def refuse_counted(passes: BookKeeping, features: Tensor, labels: Tensor) -> Non
         once()
         for name, now, before in numbers:
             after = now()
-            if isinstance(after, NUMBERS) and after != before and not (after != after and before != before):
+            if _is_other(after, before):
                 raise EquidpError(
                     f"{name} was {before} and is {after} after one more pass of the same records. A large batch takes "
                     "several passes, so what counts them lets one record change everybody's gradients from then on: "
                     "leave it out, or set it between steps, from trainer.steps_done."
                 )
+
+
+def _is_other(after: object, before: object) -> bool:
+    """Whether a number is another one, or one of as many in a list: a list that grows is no count of its own."""
+    if after is None or before is None:
+        return False
+    if isinstance(after, tuple) and isinstance(before, tuple):
+        return len(after) == len(before) and any(map(_is_other, after, before))
+    return after != before and not (after != after and before != before)

@@ -6,6 +6,7 @@ The work is done in `bookkeeping.py`.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Unpack
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.bookkeeping import Asked, BookKeeping, Precision
+from equidp.gradients.bookkeeping import Asked, BookKeeping, Precision, repeated
 from equidp.gradients.counted import refuse_counted
 from equidp.gradients.losses import Loss
 from equidp.gradients.misfit import FAILURES, raise_told
@@ -34,7 +35,10 @@ A prime: of steps in chunks, the last of which may be a single record, each chun
 
 
 class Looks:
-    """When to look again at what is not this package's: at once, then after 1, 3, 7, … times, at most so many apart."""
+    """When to look again at what is not this package's: at once, then after 1, 3, 7, … times, at most so many apart.
+
+    What was refused is looked at the next time, too: a notebook's cell may be run again.
+    """
 
     def __init__(self) -> None:
         self._left, self._apart = 1, 1
@@ -42,10 +46,11 @@ class Looks:
     def due(self) -> bool:
         """Whether it is time; asked once for each."""
         self._left -= 1
-        if self._left:
-            return False
+        return self._left <= 0
+
+    def held(self) -> None:
+        """What was looked at is sound: until the next time."""
         self._left, self._apart = self._apart, min(2 * self._apart + 1, LOOKS_APART)
-        return True
 
 
 class GradientEngine:
@@ -134,7 +139,7 @@ class GradientEngine:
                 a model's first batch shows that its gradients would be wrong (`probe.py`), or its layers or parameters
                 were replaced since the engine was made.
         """
-        self.try_out(features if asked.get("views", 1) == 1 else features[: len(labels)], labels)
+        self.try_out(features, labels, asked.get("views", 1))
         try:
             return self._asked.norms(features, labels, **asked)
         except FAILURES as error:
@@ -157,16 +162,17 @@ class GradientEngine:
             raise EquidpError(
                 "Norms by parameter were checked on a CPU alone, without `rows` and `new_recorder`: make the engine so."
             )
-        self.try_out(features if asked.get("views", 1) == 1 else features[: len(labels)], labels)
+        self.try_out(features, labels, asked.get("views", 1))
         try:
             return self.passes.norms_by_parameter(features, labels, **asked)
         except FAILURES as error:
             raise_told(error, self.passes, features, labels)
 
-    def try_out(self, features: Tensor, labels: Tensor) -> None:
+    def try_out(self, features: Tensor, labels: Tensor, views: int = 1) -> None:
         """Before a model is used on private records: is each one's gradient its own? The last batch is forgotten then.
 
-        All are tried in the first batch. A model or a loss of others is looked at again from time to time.
+        All are tried in the first batch, by their first views. A model or a loss of others is looked at again from time
+        to time, by all.
 
         Raises:
             EquidpError: as `norms`.
@@ -181,31 +187,43 @@ class GradientEngine:
         if modes != self._probed_in:
             self._tried = 0
             self._shares.forget()
+        first = features[: len(labels)] if views > 1 else features
         # again where there are twice as many: what happens among many does not show among few
-        if len(features) and min(len(features), SEVERAL) >= 2 * self._tried:
-            with self._trying(features, labels):
+        if len(first) and min(len(first), SEVERAL) >= 2 * self._tried:
+            with self._trying(first, labels):
                 refuse_short_products(self.device)
-                tried = probe(self.passes, features, labels, others=self._others)
+                tried = probe(self.passes, first, labels, others=self._others)
                 if tried and self._others:
-                    refuse_counted(self.passes, features[:2], labels[:2])
+                    refuse_counted(self.passes, first[:2], labels[:2])
                 if tried > 1 and self._others and self.exact:
-                    compare_digits(self.passes, self._computed, features, labels)
+                    compare_digits(self.passes, self._computed, first, labels)
                 self._probed_in, self._tried = modes, tried
-        if len(features) and self.look_is_due():
-            self.look(features, labels)
+        if len(first) and self.look_is_due():
+            self.look(features, labels, views)
 
     def look_is_due(self) -> bool:
-        """Whether the next batch is one of those at which a model or a loss of others is looked at; asked once each."""
+        """Whether the next batch is one of those at which a model or a loss of others is looked at; asked once each.
+
+        Each one until a `look` has found nothing.
+        """
         return self._others and self._looks.due()
 
-    def look(self, features: Tensor, labels: Tensor) -> None:
+    def look(self, features: Tensor, labels: Tensor, views: int = 1) -> None:
         """Look again whether each record's gradient is its own. The last batch is forgotten then.
+
+        In a pass of as many rows as a private one has: with the public number of rows, or several views, a model or a
+        loss may choose among more than any batch has. The batch fills them, each record as often as any other.
 
         Raises:
             EquidpError: as `norms`.
         """
-        with self._trying(features, labels):
-            look_again(self.passes, features, labels)
+        rows = len(labels) if self.rows is None else math.ceil(len(labels) / self.rows) * self.rows
+        places = torch.arange(rows, device=labels.device) * len(labels) // rows
+        longer, theirs = torch.cat([view[places] for view in features.chunk(views)]), labels[places]
+        together = self.passes.together(longer, views)
+        with self._trying(features[: len(labels)], labels):
+            look_again(self.passes, longer[: together * rows], repeated(theirs, together), rows)
+        self._looks.held()
         self._shares.forget()
 
     @contextlib.contextmanager

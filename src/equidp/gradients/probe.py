@@ -109,8 +109,10 @@ def _compare_first(
     _compare_norms(passes, after_one, after_nobody, share=0.01)
 
 
-def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
+def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: int) -> None:
     """Look once more, at a whole batch: by three passes, each half beside the other and beside itself.
+
+    Of several views, one after another, each has so many records: halves are of each view, as a record's are alike.
 
     A model or a loss of others may do what it did not when it was tried: weigh in a penalty over the batch whose weight
     began at 0, choose among more records than were tried, or write into its buffers past autograd (`.data`), which one
@@ -120,7 +122,7 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
         EquidpError: as `probe`.
     """
     with drawn_apart(passes) as seed, as_precise_as_norms():
-        before, apart = _kept_now(passes), max(len(features) // 2, 1)
+        before, apart = _kept_now(passes), max(records // 2, 1)
         _compare_beside(passes, features, labels, seed, apart)
         _compare_kept(passes, before)
 

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
+from numbers import Number
 from operator import is_
 from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -40,7 +41,8 @@ CACHED = type(functools.lru_cache(lambda: None))
 CELL = vars(CellType)["cell_contents"]
 """Of a variable that functions share: read, set and deleted like a slot."""
 
-NUMBERS = (int, float, np.number)
+FEW = 64
+"""Numbers that are looked for in a list, a tuple, a dict, an array or a tensor, whatever stands in its place later."""
 
 NOTHING = object()
 
@@ -64,7 +66,7 @@ def remembered(model: nn.Module, loss: object) -> Undo:
 
 
 def numbers_in(model: nn.Module, loss: object) -> list[tuple[str, Callable[[], object], object]]:
-    """Of each number in the same places its name, what reads it, and what it is now."""
+    """Of each number there, or a list's numbers, its name, what reads it, and what it is now."""
     return _Walk(model, loss).numbers
 
 
@@ -171,13 +173,40 @@ class _Walk:
             self._number(f"The global variable {name}", partial(space.get, name), space.get(name))
 
     def _number(self, name: str, now: Callable[[], object], before: object) -> None:
-        if isinstance(before, NUMBERS):
-            self.numbers.append((name, now, before))
+        if (number := _number_of(before)) is not None:
+            self.numbers.append((name, lambda: _number_of(now()), number))
 
 
 def _is_data(one: object) -> bool:
     """Whether it is no function, class or module: of a module or a class others than those in use may hold much."""
     return not (isinstance(one, (type, ModuleType)) or inspect.isroutine(one) or inspect.isdatadescriptor(one))
+
+
+def _number_of(one: object) -> object:
+    """A number, or a tuple of those that a list, a tuple, a dict, an array or a tensor of few has; None of all else.
+
+    What has no number at a place has None there.
+    """
+    if isinstance(one, Number):
+        return one
+    if isinstance(one, np.ndarray) or type(one) in (Tensor, nn.Parameter):
+        return _few_of(one)
+    if isinstance(one, (tuple, list, dict)) and len(one) <= FEW:
+        entries = one.values() if isinstance(one, dict) else one
+        found = tuple(of if isinstance(of, Number) else _few_of(of) for of in entries)
+        return found if any(of is not None for of in found) else None
+    return None
+
+
+def _few_of(one: Any) -> object:
+    """The numbers of an array or a tensor that has few; on a GPU of one, as others may be rounded anew each time."""
+    if isinstance(one, np.ndarray):
+        return tuple(one.ravel().tolist()) if one.size <= FEW and one.dtype.kind in "biufc" else None
+    if type(one) not in (Tensor, nn.Parameter) or one.layout != torch.strided or one.is_meta or one.is_nested:
+        return None
+    if one.numel() > (FEW if one.is_cpu else 1):
+        return None
+    return one.item() if one.numel() == 1 else tuple(one.flatten().tolist())
 
 
 def _entry(holder: Any, place: Any) -> object:

@@ -50,6 +50,7 @@ class Trying(Looking):
     _tossed: Tossed
     _judged: bool
     """Whether the sampler comes from another package."""
+    _trials: Looks
     _second_coins: Looks
     _weighings: Looks
     _counts: Looks
@@ -97,6 +98,8 @@ class Trying(Looking):
                     "nothing for what it is told of the norms: what follows from them would not be private."
                 )
         if mask is None or not tried:
+            if tried:
+                self._second_coins.held()
             return mask
         streams, global_state = self.random.state_dict(), global_random(self.population.device)
         some = draw.units[:LABELLED]
@@ -113,6 +116,7 @@ class Trying(Looking):
                 f"{self.algorithm.name}: {type(self.sampling).__name__}.kept decides on a record by the others of its "
                 "batch, and may look at its own norm and coin, and at public values alone. So ε would not hold."
             )
+        self._second_coins.held()
         return mask
 
     def _sampler_tells(self) -> dict[str, Any]:
@@ -144,6 +148,7 @@ class Trying(Looking):
         if wrong:
             name = type(rule).__name__
             raise EquidpError(f"{self.algorithm.name}: the weight rule {name} {wrong}. So ε would not hold.")
+        self._weighings.held()
 
     @torch.no_grad()
     def try_statistic(self, norms: Tensor, groups: Tensor, public: Public, facts: StepFacts) -> None:
@@ -176,6 +181,7 @@ class Trying(Looking):
         if not self._drew(before) and wrong:
             name = type(release).__name__
             raise EquidpError(f"{self.algorithm.name}: the side release {name} {wrong}. So ε would not hold.")
+        self._counts.held()
 
     def _some(self, size: int) -> Tensor:
         """`[≤ LABELLED]` positions below that size, others at other steps."""
@@ -203,6 +209,7 @@ class Trying(Looking):
             raise EquidpError(
                 f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
             )
+        self._trials.held()
 
     def _relabelled(self, units: Tensor) -> str:
         """Whether what the loss takes as a record's label follows from the batch's other records; empty if not."""
