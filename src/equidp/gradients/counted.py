@@ -37,10 +37,11 @@ def refuse_counted(passes: BookKeeping, features: Tensor, labels: Tensor) -> Non
         for name, now, before in numbers:
             after = now()
             if _is_other(after, before):
+                changed = "has other numbers" if isinstance(after, tuple) else f"was {before} and is {after}"
                 raise EquidpError(
-                    f"{name} was {before} and is {after} after one more pass of the same records. A large batch takes "
-                    "several passes, so what counts them lets one record change everybody's gradients from then on: "
-                    "leave it out, or set it between steps, from trainer.steps_done."
+                    f"{name} {changed} after one more pass of the same records. A large batch takes several passes, so "
+                    "what counts them lets one record change everybody's gradients from then on: leave it out, or set "
+                    "it between steps, from trainer.steps_done."
                 )
 
 

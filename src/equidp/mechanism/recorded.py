@@ -182,7 +182,7 @@ class RecordedSteps:
         else:
             if len(units) and trainer.engine.look_is_due():  # no code of the model's runs, but what it reads may change
                 batch = trainer.batch(draw.units)
-                trainer.engine.look(batch.features, batch.labels)
+                trainer.engine.look(batch.features, batch.labels, batch.views)
             self._replay(made)
             trainer.shown = made.shown
             trainer.steps_done += 1
