@@ -910,10 +910,47 @@ def test_a_loss_that_averages_is_refused() -> None:
         engine.norms(features, torch.zeros(5, dtype=torch.int64))
 
 
-def test_records_must_stay_along_the_first_dimension() -> None:
-    model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
+class Enlarged(nn.Module):
+    """Multiplies in place what it has looked up, as CTRL's does; `listed`: scales it by a list of its numbers, too."""
+
+    def __init__(self, *, listed: bool = False) -> None:
+        super().__init__()
+        self.listed, self.table, self.last = listed, nn.Embedding(9, 4), nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.ones(4)) if listed else 1.0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found = self.table(ids)
+        found *= 2.0
+        by = sum(found.sum((1, 2)).tolist()) if self.listed else 1.0
+        return self.last((found * self.scale).mean(1)) * by
+
+
+def test_what_is_looked_up_first_may_be_changed_in_place(check) -> None:
+    check(Enlarged(), torch.randint(0, 9, (5, 4)))
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'model'")
+def test_a_layer_that_makes_lists_is_told_to_have_no_rule() -> None:
+    engine = GradientEngine(Enlarged(listed=True), cross_entropy)
+    with pytest.raises(EquidpError, match=r"Enlarged. has no gradient rule, and torch.func cannot take it"):
+        engine.norms(torch.randint(0, 9, (5, 4)), torch.arange(5) % 3)
+
+
+class TimeFirst(nn.Module):
+    """Has time along the first dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.transpose(0, 1)).tanh().mean(0)
+
+
+@pytest.mark.parametrize("times", [3, 4, 6])
+def test_records_must_stay_along_the_first_dimension(times: int) -> None:
     with pytest.raises(EquidpError, match="records must stay along the first dimension"):
-        GradientEngine(model, cross_entropy).norms(torch.randn(2, 3, 4), torch.zeros(2, dtype=torch.int64))
+        GradientEngine(TimeFirst(), cross_entropy).norms(torch.randn(2, times, 4), torch.zeros(2, dtype=torch.int64))
 
 
 class Between(nn.Module):
@@ -1259,6 +1296,23 @@ def test_a_buffer_that_learns_of_the_records_is_found_out(model, shape, buffer) 
         EquidpError, match=f"Buffer or parameter '{buffer}' of the model or its loss changes in a forward pass"
     ):
         engine.norms(torch.randn(4, *shape), torch.arange(4) % 3)
+
+
+def test_a_buffer_of_sizes_may_be_set_beforehand(check) -> None:
+    class Placed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "places"):
+                self.register_buffer("places", torch.linspace(0, 1, x.shape[1]))
+            return super().forward(x * self.places)
+
+    features = torch.randn(5, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a layer with a forward of its own has no rule
+        with pytest.raises(EquidpError, match=r"'places' .* set beforehand: model\(torch.zeros\(1, …\)\)"):
+            GradientEngine(Placed(6, 3), cross_entropy).norms(features, torch.arange(5) % 3)
+        model = Placed(6, 3)
+        model(torch.zeros(1, 6))
+        check(model, features)
 
 
 class Capped(nn.Module):

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from equidp.errors import EquidpError
 from equidp.gradients import probe
 from equidp.gradients.engine import GradientEngine
-from equidp.gradients.misfit import refuse_odd_records
+from equidp.gradients.misfit import raise_told, refuse_odd_records
 
 FEATURES = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 1, 0, 1, 0])
@@ -182,3 +182,15 @@ def test_records_are_tried_as_copies_of_them() -> None:
     refuse_odd_records(Doubling(), written, features, labels)
     assert torch.equal(features, torch.arange(12.0).view(4, 3))
     assert not labels.any()
+
+
+def test_a_model_that_keeps_what_it_computed_is_told_so() -> None:
+    """As timm's attention does that caches its biases in evaluation mode: torch has freed what led to them."""
+    weight = torch.ones(3, requires_grad=True)
+    kept = weight.exp().sum()
+    torch.autograd.grad(kept, weight)
+    engine = GradientEngine(nn.Linear(4, 2), LOSS)
+    with pytest.raises(RuntimeError) as error:
+        torch.autograd.grad(kept, weight)
+    with pytest.raises(EquidpError, match=r"keep what they computed .* model\.train\(\)"):
+        raise_told(error.value, engine.passes, FEATURES, LABELS)

@@ -640,7 +640,7 @@ class Pool(nn.Module):
 
 
 class Masked(nn.Module):
-    """How the mask is given: by `name`, in a tuple by name, or by position, and then with another number by name."""
+    """How the mask is given: by `name`, in a tuple by name, by position with another number by name, or not at all."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -649,25 +649,25 @@ class Masked(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         words, mask = self.table(ids), (ids != 0).float()
-        if self.name == "mask":
-            return self.out(self.pool(words, mask=mask))
+        if self.name in ("mask", "nothing"):
+            return self.out(self.pool(words, mask=mask) if self.name == "mask" else self.pool(words, None))
         return self.out(self.pool(words, how=(1.0, mask)) if self.name else self.pool(words, mask, how=(3.0,)))
 
 
 @pytest.mark.filterwarnings("ignore:Layer 'pool'")
-def test_a_mask_by_name_of_a_layer_without_a_rule_is_refused() -> None:
+def test_a_mask_of_a_layer_without_a_rule_is_in_its_gradients_or_refused() -> None:
     """It was left out of the gradients: where no text of the first batch is padded, nothing showed it."""
     whole, labels = torch.randint(1, 30, (32, 12), generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
     shorter = whole.clone()
     shorter[:, 3:] = 0
-    for name in ("mask", "how"):
-        with pytest.raises(EquidpError, match="given by position"):
-            GradientEngine(Masked(name), cross_entropy).norms(whole, labels)
-    engine = GradientEngine(Masked(""), cross_entropy)
-    engine.norms(whole, labels)
-    norms = engine.norms(shorter, labels)
-    alone = [engine.plain_sum(shorter[i : i + 1], labels[i : i + 1]).norm() for i in range(32)]
-    assert torch.allclose(norms, torch.stack(alone), rtol=1e-4)
+    with pytest.raises(EquidpError, match="given one by one"):
+        GradientEngine(Masked("how"), cross_entropy).norms(whole, labels)
+    for name in ("mask", "", "nothing"):
+        engine = GradientEngine(Masked(name), cross_entropy)
+        engine.norms(whole, labels)
+        norms = engine.norms(shorter, labels)
+        alone = [engine.plain_sum(shorter[i : i + 1], labels[i : i + 1]).norm() for i in range(32)]
+        assert torch.allclose(norms, torch.stack(alone), rtol=1e-4)
 
 
 class Annealed(nn.Module):

@@ -49,6 +49,7 @@ def of_timm(name: str, **sizes: Any) -> ImageNetwork:
 
 
 SMALL = {"img_size": SIDE, "embed_dim": 16, "depth": 1, "num_heads": 2}
+SWIN = {"img_size": SIDE, "embed_dim": 8, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4}
 ARCHITECTURES: dict[str, Callable[[], Network]] = {
     "bert": lambda: of_text("bert", **BERT),
     "roberta": lambda: of_text("roberta", pad_token_id=1, **BERT),
@@ -60,6 +61,7 @@ ARCHITECTURES: dict[str, Callable[[], Network]] = {
     "resnet": lambda: of_folder("resnet", embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic"),
     "timm vit": lambda: of_timm("vit_tiny_patch16_224", init_values=0.1, **SMALL),
     "timm deit": lambda: of_timm("deit_tiny_distilled_patch16_224", **SMALL),
+    "timm swin": lambda: of_timm("swin_tiny_patch4_window7_224", **SWIN),
     "timm convnext": lambda: of_timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)),
     "timm efficientnet": lambda: of_timm("test_efficientnet", pad_type="same"),
     "timm mobilenet": lambda: of_timm("mobilenetv2_035"),

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients.blocks import Blocks
 from equidp.gradients.layers import Call, fallback
 from equidp.gradients.layout import channels_last, convolutions_for
 from equidp.gradients.losses import KnowsGradient, Loss
@@ -79,7 +80,10 @@ class BookKeeping:
         refuse_mixing(model)
         refuse_trained_loss(model, loss)
         self.sites = sites(model)
+        self.blocks = Blocks()
+        """Layers that see several rows of each record."""
         self.batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]
+        self._opaque = any(site.rule is fallback for site in self.sites)
         self._convolutions = convolutions_for(model)
         # autocast would give the loss half precision, and some rules want the parameters' values
         alone = len(self.sites) == 1 and self.sites[0].rule not in READ_VALUES
@@ -297,7 +301,9 @@ class BookKeeping:
 
     @torch.enable_grad()  # whatever the loop around it has
     def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:
-        tape = self._tape = Tape(self.sites, len(features))
+        tape = self._tape = Tape(
+            self.sites, len(features), blocks=self.blocks, kind=features.shape[1:], buffers=self._buffers()
+        )
         with tape, self._autocast():
             outputs = self.outputs(features)
             if self.keeps_outputs:
@@ -311,6 +317,10 @@ class BookKeeping:
         if self.device.type != "cpu":
             ones = self.workspace.ones(len(losses), losses)
         return tape.calls(one_each(losses, features), ones)
+
+    def _buffers(self) -> set[int]:
+        """Ids of the model's, which a layer without a rule may be given by name."""
+        return set(map(id, self.model.buffers())) if self._opaque else set()
 
     @contextlib.contextmanager
     def parameters_at(self, values: Tensor) -> Iterator[None]:

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import Asked, BookKeeping, Precision, repeated
 from equidp.gradients.counted import refuse_counted
+from equidp.gradients.digits import compare_digits
 from equidp.gradients.losses import Loss
 from equidp.gradients.misfit import FAILURES, raise_told
 from equidp.gradients.precision import refuse_around, refuse_short_products
-from equidp.gradients.probe import SEVERAL, compare_digits, look_again, probe
+from equidp.gradients.probe import SEVERAL, look_again, probe
 from equidp.gradients.recording import Recorder, Recordings
 from equidp.gradients.refusals import Trained
 from equidp.gradients.shape import FixedRows, padded, weighed_nothing
@@ -91,7 +92,7 @@ class GradientEngine:
         self._shares = WholeShares(model, loss)
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
-        self._probed_in: tuple[bool, ...] = ()  # the modes of the model's layers
+        self._probed_in: object = None  # the modes of the model's layers, and the shape of records that have windows
         self._tried = 0  # records of the largest batch that was tried in them
         self._others = of_others(model, loss)
         self._looks = Looks()  # in passes
@@ -184,9 +185,11 @@ class GradientEngine:
             )
         refuse_around(self.autocast_kind)
         modes = tuple(layer.training for layer in self._trained.layers())  # in another one a layer may do another thing
-        if modes != self._probed_in:
+        state = (modes, features.shape[1:] if self.passes.blocks else None)  # of larger records there are more windows
+        if state != self._probed_in:
             self._tried = 0
             self._shares.forget()
+            self.passes.blocks.forget()
         first = features[: len(labels)] if views > 1 else features
         # again where there are twice as many: what happens among many does not show among few
         if len(first) and min(len(first), SEVERAL) >= 2 * self._tried:
@@ -197,7 +200,8 @@ class GradientEngine:
                     refuse_counted(self.passes, first[:2], labels[:2])
                 if tried > 1 and self._others and self.exact:
                     compare_digits(self.passes, self._computed, first, labels)
-                self._probed_in, self._tried = modes, tried
+                self._tried = tried
+                self._probed_in = (modes, features.shape[1:] if self.passes.blocks else None)
         if len(first) and self.look_is_due():
             self.look(features, labels, views)
 

@@ -37,13 +37,17 @@ class Call:
         inputs: its positional arguments, `[b, …]` each, detached.
         backprop: gradient of the summed losses at its output, `[b, …]`, already scaled by the iterate's coefficient.
         parameters: the trainable parameters' values during this call (kept for the rules of `sites.READ_VALUES` alone).
-        named: other arguments by name, of a layer without a rule of its own; no tensors.
+        named: other arguments by name, of a layer without a rule of its own, which are the same for all records.
+        names: of the last inputs, where such a layer is given them by name.
+        several: whether inputs and backprop are `[b, w, …]`, of a layer that sees w rows of each record.
     """
 
     inputs: tuple[Tensor, ...]
     backprop: Tensor
     parameters: Mapping[str, Tensor]
     named: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    several: bool = False
 
     def times(self, coefficient: float) -> Call:
         """This call with its backprop scaled."""
@@ -294,11 +298,20 @@ def fallback(page: Page) -> dict[str, Term]:
     return {name: Vectors(exact(gradient).reshape(len(gradient), -1)) for name, gradient in summed.items()}
 
 
+def only_tensor(output: Any) -> Any:
+    """Of a tuple the one tensor beside what is None, as attention gives without its weights; else the output itself."""
+    given = [x for x in output if x is not None] if isinstance(output, tuple) else []
+    return given[0] if len(given) == 1 and isinstance(given[0], Tensor) else output
+
+
 def _vjp_per_record(layer: nn.Module, call: Call) -> dict[str, Tensor]:
     def one(backprop: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
         def forward(parameters: dict[str, Tensor]) -> Tensor:
-            given = tuple(x.unsqueeze(0) for x in inputs)
-            return torch.func.functional_call(layer, parameters, given, dict(call.named)).squeeze(0)
+            given = inputs if call.several else tuple(x.unsqueeze(0) for x in inputs)
+            first = len(given) - len(call.names)
+            named = {**call.named, **dict(zip(call.names, given[first:], strict=True))}
+            found: Tensor = only_tensor(torch.func.functional_call(layer, parameters, given[:first], named))
+            return found if call.several else found.squeeze(0)
 
         return torch.func.vjp(forward, dict(call.parameters))[1](backprop)[0]
 

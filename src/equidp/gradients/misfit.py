@@ -36,6 +36,12 @@ def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: 
             "Gradient checkpointing computes layers a second time, unseen: leave it out, or give it "
             "use_reentrant=False and let a trained layer come before what it wraps."
         ) from error
+    if "backward through the graph a second time" in str(error):
+        raise EquidpError(
+            "The model or the loss keep what they computed of trained parameters in an earlier pass, as attention that "
+            "caches its biases in evaluation mode does: put the model into training mode, model.train(), and its "
+            "BatchNorms back into eval(); or freeze those parameters."
+        ) from error
     # what a device lacks is no fault of the records; `set_deterministic` has words of its own
     passed_on = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "deterministic" in str(error)
     some = features[: len(labels)]

@@ -9,7 +9,6 @@ several draws are tried.
 Two records may happen not to show that records meet: texts that are sorted, or cut, by their lengths; gaps that are
 filled by a mean; layers that take records in fours. So some more are tried beside others and in another order, also
 with every second one shortened or darkened. What only other records would show, or chance shows seldom, no trial finds.
-Where every bit counts, some of them are compared to the last bit.
 
 The norm matters most: the weight follows from it, and no sum shows that it is too small. It may be larger than
 autograd's by what `overstatement` says, where a gradient cancels (`rounding.py`).
@@ -29,24 +28,20 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients.blocks import Asking
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
-from equidp.gradients.picks import refuse_picks
 from equidp.gradients.precision import as_precise_as_norms, spoiling
 from equidp.gradients.refusals import changed, refuse_batch_statistics, same
 from equidp.gradients.remembered import remembered
-from equidp.gradients.varied import filled, takes, varied
+from equidp.gradients.shares import scripted
+from equidp.gradients.varied import varied
 from equidp.system.threads import GLOBAL_RANDOM
 
 RECORDS = 2
 SEVERAL = 32
 DRAWS = 20  # of a model that draws: two records meet in each with a chance of a half where they are shuffled
-AGAIN = 3
-"""So many times digits must repeat themselves before others are said to change them."""
-
-COPIED = 8
-"""So many records are tried among copies of themselves."""
 TOLERANCE = {"float32": 1e-3, "bf16": 5e-2}
 """Share of a gradient's norm; rounding stays far below it, a forgotten contribution does not."""
 
@@ -67,6 +62,14 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor, *, others: bool
     """
     features, labels = features[:SEVERAL], labels[:SEVERAL]
     two = _first_two(features, labels)
+    passes.blocks.trying = True
+    try:
+        return _probed(passes, features, labels, two, others=others)
+    finally:
+        passes.blocks.trying = False
+
+
+def _probed(passes: BookKeeping, features: Tensor, labels: Tensor, two: list[int], *, others: bool) -> int:
     # with cuDNN's TF32 a sound model's gradients could differ by more than is allowed here
     with drawn_apart(passes) as seed, as_precise_as_norms():
         refuse_batch_statistics(passes.batch_norms)  # before any pass, as each moves the running statistics
@@ -85,7 +88,7 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor, *, others: bool
             two = _first_two(features, labels, finite)
             if not _found_sound(passes, features[two], labels[two], seed):
                 return 0
-        with passes.parameters_at(_nearby(passes)):
+        with passes.parameters_at(nearby(passes)):
             if _found_sound(passes, features[two], labels[two], seed) and len(two) == RECORDS:
                 _compare_several(passes, features, labels, seed)
     return len(features) if len(two) == RECORDS else 1
@@ -124,6 +127,8 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: i
     with drawn_apart(passes) as seed, as_precise_as_norms():
         before, apart = _kept_now(passes), max(records // 2, 1)
         _compare_beside(passes, features, labels, seed, apart)
+        if passes.blocks:
+            _ask_nothing(passes, features, labels, seed)
         _compare_kept(passes, before)
 
 
@@ -143,7 +148,7 @@ def _first_two(features: Tensor, labels: Tensor, among: Tensor | None = None) ->
     return [*places[:1].tolist(), *places[others][:1].tolist()]
 
 
-def _nearby(passes: BookKeeping) -> Tensor:
+def nearby(passes: BookKeeping) -> Tensor:
     """`[d]` parameters of which none is zero."""
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in passes.parameters])
     moved = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)).to(flat.device)
@@ -155,6 +160,9 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
     before = _kept_now(passes)
     norms = _norms(passes, features, labels, seed)
     _compare_kept(passes, before)
+    if passes.blocks:
+        _try_blocks(passes, features, labels, seed)
+        norms = _norms(passes, features, labels, seed)
     unreached = set(passes.without_gradient())
     ours = passes.weighted_sum(torch.ones_like(norms))
     expected = _by_autograd(passes, features, labels, seed)
@@ -182,6 +190,38 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
     return True
 
 
+def _try_blocks(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
+    """Of a layer that sees several rows of each record: are they as many where it is alone, and one after the other?
+
+    A record alone is tried beside one of zeros, as copies of it would hide what is in another order.
+    """
+    if scripted(passes.model, passes.loss):
+        raise EquidpError(
+            f"Layer {passes.blocks.first!r} sees several rows of each record along the first dimension, and the model "
+            "or its loss calls TorchScript, which does not show whether records' numbers say how many: leave torch.jit "
+            "out."
+        )
+    one, two = features[:1], torch.cat([features[:1], torch.zeros_like(features[:1])])
+    _norms(passes, one, labels[:1], seed)
+    _ask_nothing(passes, features, labels, seed)
+    with contextlib.suppress(*FAILURES), _undrawn(passes, two, labels[[0, 0]], seed) as together:
+        if together is not None and not _close(passes, together[:1], _norms(passes, one, labels[:1], seed)):
+            raise EquidpError(
+                f"Layer {passes.blocks.first!r} sees several rows of each record along the first dimension, and not "
+                "one record's after another's: let it, as x.flatten(0, 1) of [b, windows, …] does; else records must "
+                "stay along the first dimension (batch_first=True, say)."
+            )
+
+
+def _ask_nothing(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
+    """Refuse a layer that sees as many rows as records have told torch to give."""
+    with Asking() as passes.blocks.asking:
+        try:
+            _norms(passes, features, labels, seed)
+        finally:
+            passes.blocks.asking = None
+
+
 def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
     _compare_beside(passes, features, labels, seed, apart=len(features) // 2)
     some = varied(passes, features, labels)
@@ -189,65 +229,6 @@ def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed
     with _undrawn(passes, some, labels, seed) as together:
         if together is not None:
             _compare_norms(passes, together, _norms(passes, some.flip(0), labels.flip(0), seed).flip(0))
-
-
-def compare_digits(
-    passes: BookKeeping, seen: Callable[[Tensor, Tensor], list[Tensor]], features: Tensor, labels: Tensor
-) -> None:
-    """Of the first records of a batch, in pairs: is each one the same to the last bit beside others and beside itself?
-
-    What cuts its batch to the longest text, or repeats a step until all have converged, computes the same for a record,
-    but rounds it by the others. Some are tried among copies of themselves. Near the parameters, as no digit of a zero
-    shows.
-
-    Args:
-        seen: what passes of a public number of rows compute of `[b, …]` features and labels, forward and backward,
-            `[b, …]` each.
-
-    Raises:
-        EquidpError: for a record that is another one beside others, and not so from time to time, or that may be, as
-            a function rounds by place what a mask picks.
-    """
-    features, labels = features[:SEVERAL], labels[:SEVERAL]
-    places = torch.arange(len(features), device=features.device)
-    with drawn_apart(passes) as seed, passes.parameters_at(_nearby(passes)):
-
-        def now(some: Tensor, theirs: Tensor) -> list[Tensor]:
-            reseed(passes, seed)
-            return seen(some.clone(), theirs.clone())
-
-        pairs = [places + kept - places % 2 for kept in range(2)]
-        copies = [torch.full_like(places, place) for place in range(min(COPIED, len(places)))]
-        tried = [features, varied(passes, features, labels)]
-        longer = filled(passes.model, features)
-        # on a GPU a number that a table does not have ends the process
-        if passes.device.type == "cpu" and not same(longer, features) and takes(passes, longer, labels):
-            tried.append(longer)
-        for some in tried:
-            reseed(passes, seed)
-            refuse_picks(passes, some, labels)
-            together = now(some, labels)
-            for taken in (*pairs, *copies):
-                taken = taken.clamp(max=len(places) - 1)
-                beside = now(some[taken], labels[taken])
-                if _alike(together, beside, places[taken == places]):
-                    continue
-                again = ((now(some, labels), now(some[taken], labels[taken])) for _ in range(AGAIN))
-                if not all(_alike(together, of, places) and _alike(beside, its, places) for of, its in again):
-                    continue  # another one each time, as where a GPU adds in no fixed order
-                raise EquidpError(
-                    "A record's last digits change with the other records of its batch, as the model or the loss "
-                    "computes something else for other batches (one cut to its longest text, steps until all have "
-                    "converged, a layer that some records reach, a mask left out where no text is padded). In a secure "
-                    "run such a digit may turn a whole gradient, at a kink, by more than ε allows for: compute the "
-                    "same for every batch, of records padded to one length; of a model of transformers, try "
-                    'attn_implementation="eager".'
-                )
-
-
-def _alike(found: Sequence[Tensor], others: Sequence[Tensor], places: Tensor) -> bool:
-    pairs = zip(found, others, strict=False)  # of another number of calls the later ones are others, too
-    return len(found) == len(others) and all(same(one[places], other[places]) for one, other in pairs)
 
 
 def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, apart: int = 1) -> None:
@@ -379,7 +360,7 @@ def _compare_kept(passes: BookKeeping, before: dict[str, Tensor]) -> None:
     for name, value in _kept(passes):
         known = before.get(name)  # None: made in the forward pass
         if known is None or not same(value, known):
-            raise changed([name])
+            raise changed([name], anew=known is None or known.shape != value.shape)
 
 
 def _refuse_unreached(passes: BookKeeping, unreached: Sequence[nn.Parameter], expected: Tensor) -> None:

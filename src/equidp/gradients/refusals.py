@@ -270,12 +270,13 @@ def _plain(values: Tensor) -> Tensor:
     return values.nan_to_num(posinf=torch.inf, neginf=-torch.inf) if numbers else values
 
 
-def changed(names: Sequence[str]) -> EquidpError:
-    """What is said of a model that changes one of these of its own in a forward pass."""
+def changed(names: Sequence[str], *, anew: bool = False) -> EquidpError:
+    """What is said of a model that changes one of these of its own in a forward pass; `anew`: it had another shape."""
     some = ", ".join(map(repr, names[:SHOWN])) + (", …" if len(names) > SHOWN else "")
     what = some if len(names) == 1 else f"one of {some}"
     return EquidpError(
         f"Buffer or parameter {what} of the model or its loss changes in a forward pass: what it learns of the records "
         "would leave with the model, without noise; switch off what changes it (running statistics, max_norm), in a "
         "model and a loss that are made anew, as these have learnt by now."
+        + (" What follows from sizes alone is set beforehand: model(torch.zeros(1, …))." if anew else "")
     )

@@ -132,14 +132,18 @@ def shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return not isinstance(scores, Tensor) or along not in (-1, scores.dim() - 1)
 
 
+def scripted(model: nn.Module, loss: object = None) -> bool:
+    """Whether a model or its loss calls a script, of which no function of torch's is seen."""
+    used = (*model.modules(), *used_by(model), *used_by(loss))
+    return any(isinstance(one, torch.jit.ScriptFunction | torch.jit.ScriptModule) for one in used)
+
+
 class WholeShares:
     """Threads of a model's private passes; those of a kind are looked for in a pass of its own, on one thread."""
 
     def __init__(self, model: nn.Module, loss: object = None) -> None:
         self.model = model
-        # no function of torch's that a script calls is seen
-        used = (*model.modules(), *used_by(model), *used_by(loss))
-        self._scripted = any(isinstance(one, torch.jit.ScriptFunction | torch.jit.ScriptModule) for one in used)
+        self._scripted = scripted(model, loss)
         self._threads: dict[Hashable, int] = {}  # by the kind of pass and the threads there are
 
     def forget(self) -> None:

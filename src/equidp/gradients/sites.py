@@ -99,7 +99,7 @@ class Site:
             return self.rule(Page(self.layer, calls, frozenset(self.parameters), workspace))
         except RuntimeError as error:
             reason = str(error).partition(". ")[0]
-            if self.rule is not fallback or not reason.startswith("vmap:"):
+            if self.rule is not fallback or isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
                 raise
             raise EquidpError(
                 f"Layer {self.name or 'model'!r} ({type(self.layer).__name__}) has no gradient rule, and torch.func "

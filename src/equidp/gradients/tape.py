@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,16 +12,51 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.errors import EquidpError
-from equidp.gradients.layers import Call, embedding, fallback
+from equidp.gradients.blocks import Blocks, by_record
+from equidp.gradients.layers import Call, embedding, fallback, only_tensor
 from equidp.gradients.sites import READ_VALUES, Site, held
 
 
-class Tape:
-    """Keeps the calls of the trainable layers during one forward pass, and their backprops afterwards."""
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What a layer was given in a call, where its output is in the graph, and how many rows each record has."""
 
-    def __init__(self, sites: Sequence[Site], records: int) -> None:
+    site: Site
+    inputs: tuple[Tensor, ...]
+    edge: GradientEdge
+    named: Mapping[str, Any]
+    names: tuple[str, ...] = ()
+    each: int = 1
+
+    def calls(self, backprop: Tensor, parameters: Mapping[str, Tensor]) -> list[tuple[Site, Call]]:
+        """The call, with what came back; several where a rule takes one row of a record at a time."""
+        call = Call(self.inputs, backprop, parameters, self.named, self.names)
+        return [(self.site, one) for one in by_record(self.site, call, self.each)]
+
+
+class Tape:
+    """Keeps the calls of the trainable layers during one forward pass, and their backprops afterwards.
+
+    Args:
+        sites: where these are.
+        records: in the pass.
+        blocks: what is known of layers that see several rows of each record; None: each sees one.
+        kind: the shape of a record.
+        buffers: ids of the model's, which are the same for all records.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        records: int,
+        *,
+        blocks: Blocks | None = None,
+        kind: Hashable = (),
+        buffers: Collection[int] = (),
+    ) -> None:
         self._sites, self._records = sites, records
-        self._entries: list[tuple[Site, tuple[Tensor, ...], Mapping[str, Any], GradientEdge]] = []
+        self._blocks, self._kind, self._buffers = Blocks() if blocks is None else blocks, kind, buffers
+        self._entries: list[Entry] = []
         self._hooks: list[Any] = []
         self._given: list[tuple[nn.Module, str]] = []
 
@@ -48,7 +85,7 @@ class Tape:
         each = parameter.detach().expand(self._records, *parameter.shape[1:]).requires_grad_()
         self._given.append((site.layer, name))
         site.layer.__dict__[name] = each
-        self._entries.append((site, (), {}, get_gradient_edge(each)))
+        self._entries.append(Entry(site, (), get_gradient_edge(each), {}))
 
     @staticmethod
     def _open(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -63,20 +100,23 @@ class Tape:
         def follow(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Tensor | None:
             if not torch.is_grad_enabled():
                 return None
+            names: tuple[str, ...] = ()
             if site.rule is not fallback:
                 named = {}
-            elif _has_tensors(named):
-                inputs = ()  # not mapped over records: no trial would miss a mask that hides nothing at first
+            else:
+                inputs, named, names = self._by_name(layer, inputs, named)
+                output = only_tensor(output)
             if self._records > 1 and site.rule is embedding and len(output) == 1 and not output.requires_grad:
                 # looked up once for all records, such as positions: each is given its own
                 inputs = tuple(x.expand(self._records, *x.shape[1:]) for x in inputs)
                 output = output.detach().expand(self._records, *output.shape[1:])
-            _check_call(site, inputs, output, self._records)
+            each = self._rows_of_each(site, inputs, output)
             fresh = None if output.requires_grad else output.detach().requires_grad_()
             kept = tuple(x.detach() for x in inputs)
             edge = get_gradient_edge(output if fresh is None else fresh)
-            self._entries.append((site, kept, named, edge))
-            return fresh
+            self._entries.append(Entry(site, kept, edge, named, names, each))
+            # what comes next may work in place, which torch forbids where a graph begins
+            return None if fresh is None else fresh.clone()
 
         return follow
 
@@ -84,50 +124,89 @@ class Tape:
         """Whether these are what the only call gave, unchanged: an operation on it, in place too, has its own node."""
         if len(self._entries) != 1 or not outputs.requires_grad:
             return False
-        edge, end = self._entries[0][-1], get_gradient_edge(outputs)
-        return edge.node is end.node and edge.output_nr == end.output_nr
+        edge, end = self._entries[0].edge, get_gradient_edge(outputs)
+        return self._entries[0].each == 1 and edge.node is end.node and edge.output_nr == end.output_nr
 
     def ended_by(self, backprop: Tensor) -> list[tuple[Site, Call]]:
         """The only call, with the gradient at its output."""
-        site, inputs, named, _ = self._entries[0]
-        return [(site, Call(inputs, backprop, {}, named))]
+        return self._entries[0].calls(backprop, {})
 
     def calls(self, losses: Tensor, ones: Tensor | None = None) -> list[tuple[Site, Call]]:
         """One backward pass to the layers' outputs; on a GPU with `[b]` ones, which saves it two operations."""
         if not self._entries:
             return []
-        edges = [edge for *_, edge in self._entries]
+        edges = [entry.edge for entry in self._entries]
         backprops: Sequence[Tensor | None] = []
         if losses.requires_grad:
             # on a CPU of the sum: torch would import sympy to look at the shape of given ones
             end = losses.sum() if ones is None else losses
             backprops = torch.autograd.grad(end, edges, grad_outputs=ones, allow_unused=True)
         return [
-            (site, Call(inputs, backprop, _snapshot(site), named))
-            for (site, inputs, named, _), backprop in zip(self._entries, backprops, strict=False)
+            one
+            for entry, backprop in zip(self._entries, backprops, strict=False)
             if backprop is not None
+            for one in entry.calls(backprop, _snapshot(entry.site))
         ]
+
+    def _by_name(
+        self, layer: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:
+        """The inputs of a layer without a rule, tensors by name behind the others; the rest by name; the inputs' names.
+
+        A buffer of the model stays by name, as it is the same for all records. Tensors within others are not taken
+        apart, and such a call is refused: left out, a mask that hides nothing at first would be missed by no trial.
+        """
+        if not all(isinstance(x, Tensor) for x in inputs):
+            inputs, named = _all_by_name(layer, inputs, named)
+        tensors = {k: x for k, x in named.items() if isinstance(x, Tensor) and id(x) not in self._buffers}
+        rest = {k: x for k, x in named.items() if k not in tensors}
+        if any(_has_tensors(x) for x in rest.values() if id(x) not in self._buffers):
+            return (), {}, ()
+        return (*inputs, *tensors.values()), rest, tuple(tensors)
+
+    def _rows_of_each(self, site: Site, inputs: tuple[Any, ...], output: Any) -> int:
+        """How many rows of each record a layer sees.
+
+        Raises:
+            EquidpError: for a call that cannot be followed, or whose rows are not as many of each record.
+        """
+        if not inputs or not all(isinstance(x, Tensor) for x in (*inputs, output)):
+            raise EquidpError(
+                f"Layer {site.name!r} ({type(site.layer).__name__}) must map tensors, given one by one, to one tensor; "
+                "write it from Linear, Conv2d, GroupNorm, LayerNorm or Embedding layers, or freeze its parameters by "
+                "requires_grad_(False)."
+            )
+        each = 0
+        if output.dim() and all(x.dim() and len(x) == len(output) for x in inputs):
+            row = tuple(x.shape[1:] for x in inputs)
+            each = self._blocks.fit(site, len(output), self._records, (self._kind, row))
+        if not each:
+            odd = next((x for x in (*inputs, output) if not x.dim() or len(x) != self._records), inputs[0])
+            raise EquidpError(
+                f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(odd.shape)} for {self._records} "
+                "records; records must stay along the first dimension, each with as many rows as the others, whatever "
+                "its numbers. Let them (batch_first=True, say; no x[mask]), or freeze its parameters by "
+                "requires_grad_(False), as of positions that all records share."
+            )
+        return each
+
+
+def _all_by_name(
+    layer: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """What is given by position by its name instead, where a layer's `forward` has names for all."""
+    signature = inspect.signature(layer.forward)
+    if any(
+        p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in signature.parameters.values()
+    ):
+        return inputs, named
+    return (), {**dict(zip(signature.parameters, inputs, strict=False)), **named}
 
 
 def _has_tensors(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_tensors, value.values()))
     return any(map(_has_tensors, value)) if isinstance(value, tuple | list) else isinstance(value, Tensor)
-
-
-def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) -> None:
-    if not inputs or not all(isinstance(x, Tensor) for x in (*inputs, output)):
-        raise EquidpError(
-            f"Layer {site.name!r} ({type(site.layer).__name__}) must map tensors given by position to one tensor; "
-            "write it from Linear, Conv2d, GroupNorm, LayerNorm or Embedding layers, or freeze its parameters by "
-            "requires_grad_(False)."
-        )
-    if any(not x.dim() or len(x) != records for x in (*inputs, output)):
-        raise EquidpError(
-            f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(inputs[0].shape)} for {records} "
-            "records; records must stay along the first dimension. Let them (batch_first=True, say), or freeze its "
-            "parameters by requires_grad_(False), as of positions that all records share."
-        )
 
 
 def _snapshot(site: Site) -> dict[str, Tensor]:

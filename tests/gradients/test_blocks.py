@@ -1,0 +1,176 @@
+"""Layers that see several rows of each record along the first dimension: windows, frames, instances of a bag."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from equidp.errors import EquidpError
+from equidp.gradients.engine import GradientEngine
+from equidp.system.threads import GLOBAL_RANDOM
+from equidp.training import make_private
+
+ROWS = 6
+
+pytestmark = pytest.mark.filterwarnings("ignore:Layer .* goes through torch.func")
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(3)
+
+
+class Gated(nn.Module):
+    """Without a rule; a record's rows meet in it, by a table that all records share."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.inner = nn.Parameter(torch.randn(width)), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        rows = (self.inner(x) * self.gate).unflatten(0, (-1, ROWS))
+        rows = rows - rows.mean(1, keepdim=True)
+        return (rows if mask is None else rows * mask.unsqueeze(1)).flatten(0, 1)
+
+
+class Bag(nn.Module):
+    """Images `[b, 6, 1, 6, 6]`, one row each; `order`: whose rows follow one another."""
+
+    def __init__(self, order: str = "record") -> None:
+        super().__init__()
+        self.order = order
+        self.image = nn.Sequential(
+            *(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.PReLU(4), nn.Conv2d(4, 4, 3, groups=4)),
+            *(nn.BatchNorm2d(4).eval(), nn.ConvTranspose2d(4, 4, 2)),
+        )
+        self.norm, self.gated, self.table = nn.LayerNorm(4), Gated(4), nn.Embedding(5, 4)
+        self.inner, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.register_buffer("mask", torch.rand(ROWS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        by_row = self.order == "window"
+        h = self.image((x.transpose(0, 1) if by_row else x).flatten(0, 1))
+        h = self.norm(h.mean((2, 3))) + self.table((h.detach().sum((1, 2, 3)).abs() * 9).long() % 5)
+        h = h + self.gated(h, mask=self.mask)
+        h = torch.tanh(self.inner(h)).unflatten(0, (ROWS, -1) if by_row else (-1, ROWS))
+        return self.last(h.mean(0 if by_row else 1))
+
+
+def records(b: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(b, ROWS, 1, 6, 6), torch.arange(b) % 3
+
+
+def one_by_one(model: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
+    """`[b, d]`: each record's gradient by autograd, of that record alone."""
+    own = copy.deepcopy(model)
+    parameters = [p for p in own.parameters() if p.requires_grad]
+    losses = (cross_entropy(own(features[i : i + 1]), labels[i : i + 1]) for i in range(len(labels)))
+    return torch.stack(
+        [torch.cat([g.flatten() for g in torch.autograd.grad(loss.sum(), parameters)]) for loss in losses]
+    )
+
+
+@pytest.mark.parametrize("rows", [None, 32])
+@pytest.mark.parametrize("b", [1, 2, 3, 6, 7])
+def test_a_records_gradient_is_the_sum_over_its_rows(b: int, rows: int | None) -> None:
+    model, (features, labels) = Bag(), records(b)
+    expected = one_by_one(model, features, labels)
+    engine = GradientEngine(model, cross_entropy, rows=rows, exact=rows is not None)
+    for some in (slice(None), slice(0, 1), slice(0, max(b - 1, 1))):  # later batches are of other numbers of records
+        norms = engine.norms(features[some], labels[some])
+        torch.testing.assert_close(norms, expected[some].norm(dim=1), rtol=1e-4, atol=1e-6)
+        weights = torch.linspace(0.5, 2, len(norms))
+        torch.testing.assert_close(engine.weighted_sum(weights), weights @ expected[some], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [None, 32])
+def test_units_and_views_of_records_with_several_rows(rows: int | None) -> None:
+    model, (features, labels) = Bag(), records(4)
+    original, owners = copy.deepcopy(model), torch.tensor([0, 0, 0, 1])
+    expected = one_by_one(original, features, labels)
+    engine = GradientEngine(model, cross_entropy, rows=rows)
+    norms = engine.norms(features, labels, owners=owners)
+    means = torch.stack([expected[owners == unit].mean(0) for unit in range(2)])
+    torch.testing.assert_close(norms, means.norm(dim=1), rtol=1e-4, atol=1e-6)
+    weights = torch.tensor([1.0, 2.0])
+    torch.testing.assert_close(engine.weighted_sum(weights), weights @ means, rtol=1e-4, atol=1e-5)
+    both = one_by_one(original, features, labels[:2].repeat(2)).unflatten(0, (2, 2)).mean(0)
+    norms = engine.norms(features, labels[:2], views=2)
+    torch.testing.assert_close(norms, both.norm(dim=1), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(engine.weighted_sum(weights), weights @ both, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [None, 32])
+@pytest.mark.parametrize("b", [1, 2, 3, 6])
+def test_rows_in_another_order_are_refused(b: int, rows: int | None) -> None:
+    """Also in a batch of one record, which is filled up by its copies."""
+    with pytest.raises(EquidpError, match="not one record's after another's"):
+        GradientEngine(Bag("window"), cross_entropy, rows=rows).norms(*records(b))
+
+
+class Chosen(nn.Module):
+    """A layer sees the places that are not zero, all of a first batch; as `how` finds them."""
+
+    def __init__(self, how: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.how, self.inner, self.last = how, nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        known = self.how(x[:, :, 0] != 0)
+        found = torch.zeros_like(x)
+        found[known] = torch.tanh(self.inner(x[known]))
+        return self.last(found.mean(1))
+
+
+@pytest.mark.parametrize(
+    "how", [lambda known: known, lambda known: known.nonzero(as_tuple=True)], ids=["a mask", "places"]
+)
+def test_rows_that_records_choose_are_refused_where_they_are_as_many_of_each(how: Callable[[Tensor], Any]) -> None:
+    """Of records with 5 and 3, and 4 each, a layer sees as many: the rows would be counted to others."""
+    with pytest.raises(EquidpError, match=r"sees \(\d+, 4\) for \d+ records; .* no x\[mask\]"):
+        GradientEngine(Chosen(how), cross_entropy).norms(torch.randn(4, 5, 4), torch.arange(4) % 3)
+
+
+def test_a_layer_that_sees_other_numbers_of_rows_later_is_refused() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept, self.inner, self.last = 4, nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = self.inner(x[:, : self.kept].flatten(0, 1)).tanh()
+            return self.last(rows.unflatten(0, (len(x), -1)).mean(1))
+
+    model = Cut()
+    engine = GradientEngine(model, cross_entropy)
+    features, labels = torch.randn(4, 6, 4), torch.arange(4) % 3
+    engine.norms(features, labels)
+    engine.norms(torch.randn(4, 8, 4), labels)  # records of another shape are tried anew
+    engine.norms(features, labels)
+    model.kept = 2
+    with pytest.raises(EquidpError, match=r"sees \(8, 4\) for 4 records; .*each with as many rows"):
+        engine.passes.norms(features, labels)
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_loop_of_ones_own_trains_such_a_model(seed: int | None) -> None:
+    features, labels = records(40)
+    model = Bag()
+    with GLOBAL_RANDOM:
+        trainer = make_private(
+            model, (features, labels), cross_entropy, noise_multiplier=1.0, delta=1e-3, epochs=2, batch_size=10,
+            learning_rate=0.1, seed=seed, device="cpu", physical_batch_size=32,
+        )  # fmt: skip
+        before = trainer.engine.flatten()
+        trainer.run_steps(4)
+    assert not torch.equal(trainer.engine.flatten(), before)
