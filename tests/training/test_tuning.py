@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,11 @@ from equidp.training.checkpoint import Checkpointer, StoppedError
 from equidp.training.interrupted import beyond_plan, of_any_trial
 from equidp.training.journal import block_of
 from equidp.training.statement import REPEATED
-from equidp.training.tuning import _published, plan_tuning, score, tuned_statement
+from equidp.training.tuning import _published, _within, plan_tuning, score, tuned_statement
 
 pytestmark = pytest.mark.usefixtures("coarse")
+
+LAW = {"trials_law": "geometric", "trials_mean": 3}
 
 DELTA, ORDERS = 1e-5, np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 64), [128.0, 256, 512, 1024]])
 
@@ -49,7 +52,7 @@ def settings(tmp_path: Path, **more: Any) -> Settings:
             "algorithm": "dpsgd",
             "raw_dir": str(tmp_path),
             "model": {"name": "logistic"},
-            "privacy": {"noise_multiplier": 2.0, "delta": DELTA, "trials_law": "geometric", "trials_mean": 3},
+            "privacy": {"noise_multiplier": 2.0, "delta": DELTA} | LAW,
             "training": {"epochs": 1, "batch_size": 256, "device": "cpu"},
             "tune": {"grid": {"dpsgd": {"options": {"clip_norm": [0.1, 1.0]}}, "training": {"batch_size": "128+256"}}},
         }
@@ -152,6 +155,32 @@ def test_a_release_in_multiples_of_the_noise_is_no_other_at_one_noise_only(tmp_p
     assert len(planned("1x", 1.0, epochs=(8, 1)).points) == 4, "as the sentence asks for"
 
 
+def test_a_noise_that_was_found_for_another_point_is_taken_where_it_is_enough_alone(tmp_path: Any, digits: Any) -> None:
+    """Two points may have the same events at the noise that is given and at twice as much, and others at that found."""
+    given = settings(tmp_path)
+    point = plan_tuning(parts(digits, given).train, given).points[0]
+    noise, reference, orders = point.plan.noise_multiplier, (Event(0.1, 3.0, 5),), (4.0, 16.0)
+
+    class Stub:
+        def __init__(self, found: Callable[[float], Event]) -> None:
+            self.found = found
+
+        def algorithm(self, name: str) -> Any:
+            return self
+
+        def events(self, plan: Any) -> tuple[Event, ...]:
+            sigma = plan.noise_multiplier
+            return (Event(0.1, sigma, 10) if sigma in (noise, 2 * noise) else self.found(sigma),)
+
+    known: dict[Any, float] = {}
+    at_both, at_one = (lambda sigma: Event(0.1, sigma / 1.5, 10)), (lambda sigma: Event(0.001, sigma / 5, 10))
+    for found in (lambda sigma: Event(0.1, sigma, 10), at_one, at_both):
+        stub: Any = Stub(found)
+        within = _within(replace(point, settings=stub), "dpsgd", reference, orders, known)
+        pairs = zip(divergences(stub.events(within.plan), orders), divergences(reference, orders), strict=True)
+        assert all(a <= b for a, b in pairs)
+
+
 def test_what_is_trained_of_a_network_may_be_varied_over_a_presets(tmp_path: Any) -> None:
     """It was refused as two settings that differ, the second of which nobody had given."""
     network = {"name": "backbone", "options": {"network": "timm:test_resnet", "weights": "w"}}
@@ -184,6 +213,19 @@ def test_a_box_is_a_grid_of_points_spread_over_it_whatever_the_data(tmp_path: An
     for point in tuning.points:
         found = divergences(point.settings.algorithm("dpsgd").events(point.plan), orders)
         assert all(a <= b * (1 + 1e-9) for a, b in zip(found, divergences(tuning.reference, orders), strict=True))
+
+
+def test_a_box_has_the_same_points_in_every_process_and_all_whole_numbers_of_a_range_as_often(
+    tmp_path: Any, digits: Any
+) -> None:
+    """By hand: halves, quarters, ... of the range. A tuning that goes on makes its grid anew."""
+
+    def drawn(setting: str, ends: str, points: int) -> list[Any]:
+        given = settings(tmp_path, tune={"box": {"training": {setting: ends}}, "points": points})
+        return [of.changes[f"training.{setting}"] for of in plan_tuning(parts(digits, given).train, given).points]
+
+    assert drawn("learning_rate", "0.01+100+log", 3) == [1.0, 0.1, 10.0]
+    assert sorted(drawn("epochs", "1+3", 15)) == [1] * 5 + [2] * 5 + [3] * 5
 
 
 @pytest.mark.parametrize(
@@ -551,6 +593,13 @@ def test_a_score_is_the_figure_that_it_is_named_after(kind: str, grouping: str, 
     assert score(few, kind, grouping) == pytest.approx(expected)
 
 
+def test_the_worst_group_is_sought_among_those_that_are_known_to_have_ten_records() -> None:
+    """Of nine records one may have none right by chance."""
+    counts = np.zeros((2, 2, 2, 1))
+    counts[0, 0, :, 0], counts[1, 0, :, 0] = (60, 40), (0, 9)  # group, label, predicted
+    assert score(Noised({"sex": counts}, {"sex": ("f", "m")}, ("0", "1"), 0.0), "worst_group", "sex") == 0.6
+
+
 class Constant:
     """Stands for the noise: whatever it is to protect, this comes out."""
 
@@ -599,6 +648,9 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
             r"both have training\.epochs",
         ),
         ({"data": {"membership": "strata"}}, "data.membership=hash"),
+        ({"data": {"evaluate_on": "validation"}}, "holds a validation part of its own"),
+        ({"privacy": {"epsilon": 2.0, "epsilon_as": "published"} | LAW}, "states the guaranteed ε"),
+        ({"release": {"unprotected": ["audit"]}}, "no exact figures and no audit"),
         ({"training": {"device": "cpu", "devices": 2}}, "leave training.devices out"),
         ({"tune": {"grid": {"training": {"devices": [1, 2]}}}}, "leave training.devices out"),
         (
@@ -611,6 +663,8 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
         ),
         ({"tune": {"grid": {"model": {"name": ["logistic", "bilstm"]}}}}, "Model BiLstm takes text features"),
         ({"algorithm": "sa_dpsgd", "sa_dpsgd": {"options": {"energy": "test"}}}, "an energy of test records"),
+        ({"algorithm": "sgd", "tune": {"grid": {"training": {"epochs": [1]}}}}, "its events must be fixed before"),
+        ({"algorithm": "dpsgd_scatter", "tune": {"grid": {"training": {"epochs": [1]}}}}, "on the records as they are"),
         ({"algorithm": "dpis", "tune": {"grid": {"training": {"epochs": [1]}}}}, "its events must be fixed before"),
         (
             {
