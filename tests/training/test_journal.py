@@ -188,6 +188,16 @@ def test_more_is_not_taken_back_than_was_charged(journal: Journal) -> None:
         journal.charged_since(0)
 
 
+def test_what_is_taken_back_is_of_the_same_noise_wherever_it_was_charged(journal: Journal, path: Path) -> None:
+    """The last charge is another one: taken back in its place, a release would be paid by one of more noise."""
+    for event in (_times(GRADIENT, 4), LOUDER, _times(COUNT, 4)):
+        journal.charge(event)
+    journal.settle()
+    journal.cancel([_times(GRADIENT, 3), _times(COUNT, 1)])
+    journal.close()
+    assert _reopened(path) == (GRADIENT, LOUDER, _times(COUNT, 3))
+
+
 def test_other_settings_are_refused_with_the_difference(journal: Journal, path: Path) -> None:
     journal.close()
     with pytest.raises(EquidpError, match=r"training\.batch_size was 64 and is 128; training\.epochs was 'not set'"):
@@ -326,13 +336,15 @@ class TestJournaledLedger:
         assert ledger.events == (_times(GRADIENT, 8), COUNT, GRADIENT)
         assert journal.lines == lines + 1
 
-    @pytest.mark.parametrize("event", [LOUDER, Event(0.02, 1.0)], ids=["noise", "rate"])
+    @pytest.mark.parametrize(
+        "event", [LOUDER, Event(0.02, 1.0), _times(GRADIENT, 6)], ids=["noise", "rate", "more at once"]
+    )
     def test_repeated_steps_use_up_nothing_that_was_charged_for_another_event(
         self, journal: Journal, event: Event
     ) -> None:
         ledger = JournaledLedger(journal, ahead=[_times(GRADIENT, 4)])
         ledger.append(event)
-        assert ledger.events == (_times(GRADIENT, 4), event)
+        assert ledger.events == merged((_times(GRADIENT, 4), event))
 
     @pytest.mark.parametrize("ahead", [[_times(GRADIENT, 4)], [GRADIENT, _times(COUNT, 2)]])
     def test_another_event_is_charged_on_top(self, journal: Journal, ahead: list[Event]) -> None:

@@ -341,5 +341,5 @@ def _whole(content: bytes) -> bytes:
     """Content up to the end of its last whole line; one that fits its check is whole, though its end was cut off."""
     end = content.rfind(b"\n") + 1
     before, last = (content[:end].splitlines() or [b""])[-1], content[end:]
-    whole = CHECK in last and last == _checked(before, last.rpartition(CHECK)[0])
+    whole = last == _checked(before, last.rpartition(CHECK)[0])
     return content[:end] + (last + b"\n" if whole else b"")

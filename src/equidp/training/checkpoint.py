@@ -170,7 +170,7 @@ class Checkpointer:
         spent = self.saved.done if self.saved else ()
         owed = self._journal.charged_since(line, self.saved.ahead if self.saved else ())
         lives = self._journal.lives_since(line) | ({self.saved.life} if self.saved else set())
-        first = not (lives or self._journal.lives)  # no step can have been done before: none is done again
+        first = not lives  # no step can have been done before: none is done again
         self._journal.begin(self._life)
         if first or (self._repeating and repeats(random) and lives <= {self._life}):
             ledger = JournaledLedger(self._journal, spent, ahead=owed)
