@@ -12,7 +12,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients.blocks import Blocks
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.sites import sites
 from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training import make_private
 
@@ -139,6 +141,34 @@ def test_rows_that_records_choose_are_refused_where_they_are_as_many_of_each(how
     """Of records with 5 and 3, and 4 each, a layer sees as many: the rows would be counted to others."""
     with pytest.raises(EquidpError, match=r"sees \(\d+, 4\) for \d+ records; .* no x\[mask\]"):
         GradientEngine(Chosen(how), cross_entropy).norms(torch.randn(4, 5, 4), torch.arange(4) % 3)
+
+
+def test_rows_that_a_rare_record_would_choose_are_refused_before_it_comes() -> None:
+    """All records that are tried have one row each more and less: with the rare one, its row is counted to another."""
+
+    class Rare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rare = (x[:, 0, 0] > 1e6).long()
+            rows = torch.repeat_interleave(x, 5 + rare - rare.roll(1), dim=0)
+            return self.last(torch.tanh(self.inner(rows[:, 0])).unflatten(0, (-1, 5)).mean(1))
+
+    with pytest.raises(EquidpError, match=r"sees \(\d+, 4\) for \d records; .*whatever its numbers"):
+        GradientEngine(Rare(), cross_entropy).norms(torch.randn(4, 5, 4), torch.arange(4) % 3)
+
+
+def test_rows_that_are_not_as_many_of_each_record_belong_to_none() -> None:
+    """Eight of three records: two each would be a fourth record's, too."""
+    blocks, site = Blocks(), sites(nn.Linear(2, 2))[0]
+    blocks.trying = True
+    assert [blocks.fit(site, rows, 3, ()) for rows in (3, 2, 8, 6, 9)] == [1, 0, 0, 2, 0]
+    blocks.trying = False  # what no trial has seen was compared with no gradient of autograd's
+    assert [blocks.fit(site, 6, 3, kind) for kind in ((), "another")] == [2, 0]
+    blocks.forget()
+    assert blocks.fit(site, 6, 3, ()) == 0
 
 
 def test_a_layer_that_sees_other_numbers_of_rows_later_is_refused() -> None:
