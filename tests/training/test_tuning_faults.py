@@ -51,8 +51,9 @@ def stopped(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def tuned(place: Path, of: Settings) -> Any:
-    return nodes.choose_model(records(), place / "run", of, {"dpsgd": of.algorithm("dpsgd")}, place / "ledgers", {})
+def tuned(place: Path, of: Settings, data: Any = None) -> Any:
+    data = records() if data is None else data
+    return nodes.choose_model(data, place / "run", of, {"dpsgd": of.algorithm("dpsgd")}, place / "ledgers", {})
 
 
 # ------------------------------------------------------------------------------------------------------------- kill −9
@@ -213,6 +214,7 @@ def test_an_unfinished_tuning_goes_on_as_itself_alone_and_another_is_charged_not
     monkeypatch.setattr(nodes, "release_figures", stopped)
     with pytest.raises(KeyboardInterrupt):
         tuned(tmp_path, settings(**secure))
+    monkeypatch.setattr(nodes, "release_figures", release)
 
     def entered() -> int:
         return len(DatasetLedger(tmp_path / "ledgers", "digits").entries())
@@ -225,12 +227,18 @@ def test_an_unfinished_tuning_goes_on_as_itself_alone_and_another_is_charged_not
     before = entered()
     with pytest.raises(EquidpError, match="has another run_label, other settings"):
         tuned(tmp_path, settings(**secure, resume=True, run_label="copy"))
+    whole = records()
+    changed = replace(whole, features=whole.features.flip(-1))
+    with pytest.raises(EquidpError, match="other records"):
+        tuned(tmp_path, settings(**secure, resume=True), changed)
+    for tune in ({"epsilon": 0.5}, {"score": "accuracy"}):
+        with pytest.raises(EquidpError, match="other settings"):
+            tuned(tmp_path, settings(**secure, tune=tune, resume=True))
     monkeypatch.setattr(nodes, "plan_tuning", newer)
     with pytest.raises(EquidpError, match="another noise"):
         tuned(tmp_path, settings(**secure, resume=True))
     assert entered() == before
     monkeypatch.setattr(nodes, "plan_tuning", plan)
-    monkeypatch.setattr(nodes, "release_figures", release)
     drawn = tmp_path / "run" / nodes.DRAWN
     old = json.loads(drawn.read_text(encoding="utf-8"))
     del old["noise"]  # as the version before wrote it
