@@ -527,6 +527,27 @@ class LaterLonger(FlatClip):
         return super().weights(norms, public) * (1.01 if TAKEN["steps"] > 10 else 1)
 
 
+def for_some(norms: Tensor, most: float) -> Tensor:
+    """`[u]` factors, once the run is under way: `most` for about half of the records, by their own norms, else 1."""
+    chosen = (norms * 1000).long() % 2 == 1
+    return torch.where(chosen & (TAKEN["steps"] > 10), most, 1.0)
+
+
+class LaterLongerForSome(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return super().weights(norms, public) * for_some(norms, 1.01)
+
+
+class LaterBelowForSome(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return super().weights(norms, public) * for_some(norms, -1.0)
+
+
+class LaterMoreForSome(Sums):
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return (norms.clamp(max=1) * for_some(norms, 20.0)).sum(0, keepdim=True)
+
+
 class LaterByOthers(FlatClip):
     """By the longest of its batch, once the run is under way."""
 
@@ -554,6 +575,9 @@ class LaterKept(RemembersElsewhere):
     [
         ({"side_release": LaterKept()}, "LaterKept makes of a noised value what follows from records"),
         ({"weights": LaterLonger()}, "LaterLonger lets a record add more than its `bound`"),
+        ({"weights": LaterLongerForSome()}, "LaterLongerForSome lets a record add more than its `bound`"),
+        ({"weights": LaterBelowForSome()}, "LaterBelowForSome gives weights that are below 0"),
+        ({"side_release": LaterMoreForSome()}, "LaterMoreForSome lets a unit of a batch move its statistic by more"),
         ({"weights": LaterByOthers()}, "LaterByOthers weighs a record by the others of its batch"),
         ({"side_release": LaterMore()}, "LaterMore lets a unit of a batch move its statistic by more than"),
     ],
