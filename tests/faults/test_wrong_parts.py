@@ -562,6 +562,17 @@ class LaterMore(Sums):
         return super().statistic(norms, groups, public, plan) * (2 if TAKEN["steps"] > 10 else 1)
 
 
+class LaterAll(QuantileCount):
+    """Counts those beyond its bound too, of which `added` says 0, once the run is under way."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        late = TAKEN["steps"] > 10
+        return norms.new_full((1,), len(norms)) if late else super().statistic(norms, groups, public, plan)
+
+    def added(self) -> tuple[Added, ...]:
+        return Added(1.0, self.counts_below, "clip_norm"), Added(0.0)
+
+
 class LaterKept(RemembersElsewhere):
     """Begins to hand exact sums to `later` once the run is under way."""
 
@@ -579,6 +590,7 @@ class LaterKept(RemembersElsewhere):
         ({"weights": LaterBelowForSome()}, "LaterBelowForSome gives weights that are below 0"),
         ({"side_release": LaterMoreForSome()}, "LaterMoreForSome lets a unit of a batch move its statistic by more"),
         ({"weights": LaterByOthers()}, "LaterByOthers weighs a record by the others of its batch"),
+        ({"side_release": LaterAll(counts_below=0.1)}, "LaterAll lets .* than its `sensitivity` or `added` says"),
         ({"side_release": LaterMore()}, "LaterMore lets a unit of a batch move its statistic by more than"),
     ],
 )
