@@ -581,9 +581,22 @@ class LaterKept(RemembersElsewhere):
         return super().later(noised, public, facts) if late else Sums.later(self, noised, public, facts)
 
 
+class LaterKeptBeside(LaterKept):
+    """Of two values one follows from exact sums."""
+
+    steers: ClassVar[frozenset[str]] = frozenset({"clip_norm", "beside"})
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return super().later(noised, public, facts) | {"beside": noised.squeeze(0)}
+
+
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
+        (
+            {"side_release": LaterKeptBeside(), "initial": {"clip_norm": 0.5, "beside": 0.0}},
+            "LaterKeptBeside makes of a noised value what follows from records",
+        ),
         ({"side_release": LaterKept()}, "LaterKept makes of a noised value what follows from records"),
         ({"weights": LaterLonger()}, "LaterLonger lets a record add more than its `bound`"),
         ({"weights": LaterLongerForSome()}, "LaterLongerForSome lets a record add more than its `bound`"),
@@ -813,10 +826,13 @@ class Wrongly(Contributing):
         self.part = part
 
     def norms(self, batch: Batch) -> Tensor:
-        norms = super().norms(batch) * self.part.norm
-        return norms * len(norms) if self.part.by_others else norms
+        norms = super().norms(batch)
+        stated = norms * self.part.norm * (len(norms) if self.part.by_others else 1)
+        return torch.cat([stated[:1], norms[1:]]) if self.part.first else stated
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.part.shorter:
+            weights = torch.cat([weights[:1] / len(weights), weights[1:]])
         return super().weighted_sum(weights) * (self.part.sum if len(weights.nonzero()) > 1 else 1.0)
 
 
@@ -824,6 +840,10 @@ class Stated(Contribution):
     norm: float = 1.0
     sum: float = 1.0
     by_others: bool = False
+    first: bool = False
+    """Norms of the first record of a batch alone."""
+    shorter: bool = False
+    """Of the first record the vector, by how many there are."""
 
     def start(self, run: Run) -> Contributing:
         return Wrongly(self, run)
@@ -836,6 +856,9 @@ class Stated(Contribution):
         (Stated(norm=0.995), "the vector of a record is longer than its norm"),
         (Stated(sum=2.0), "`weighted_sum` is no sum of the records' vectors"),
         (Stated(by_others=True), "the norm of a record changes with the others of its batch"),
+        (Stated(norm=0.5, first=True), "the vector of a record is longer than its norm"),
+        (Stated(by_others=True, first=True), "the norm of a record changes with the others of its batch"),
+        (Stated(shorter=True), "the vector of a record changes with the others of its batch"),
     ],
 )
 def test_a_contribution_is_as_long_as_it_says(stated: Stated, told: str) -> None:
@@ -1416,6 +1439,33 @@ def test_a_sampler_keeps_no_norms_in_place(make: Any) -> None:
             return sampling
 
     with pytest.raises(EquidpError, match=r"Writing\.kept changes 'held', and charges nothing"):
+        trained(sampler=Mine())
+
+
+@pytest.mark.parametrize(
+    ("make", "keep"),
+    [
+        (list, lambda held, longest: held.append(longest)),
+        (deque, lambda held, longest: held.append(longest)),
+        (dict, lambda held, longest: held.update({longest: longest})),
+        (lambda: [0.0, 0.0], lambda held, longest: held.__setitem__(1, longest)),
+        (lambda: {"a": 0.0, "b": 0.0}, lambda held, longest: held.update({"b": longest})),
+    ],
+    ids=["a list grows", "a deque grows", "a dict grows", "one of a list", "one of a dict"],
+)
+def test_a_sampler_adds_no_norms_to_what_it_keeps(make: Any, keep: Any) -> None:
+    class Adding(Drawing):
+        def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
+            keep(self.held, float(norms.max()))
+            return None
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Adding(self, run)
+            sampling.make, sampling.held = (lambda units: units), make()
+            return sampling
+
+    with pytest.raises(EquidpError, match=r"Adding\.kept changes 'held', and charges nothing"):
         trained(sampler=Mine())
 
 
