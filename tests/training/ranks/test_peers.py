@@ -192,7 +192,9 @@ def test_one_record_less_leaves_all_others_on_their_ranks(by_unit: bool) -> None
     spoilt[::3] += 1  # a source of one's own may say so of some of a unit's records
     for some in (whole, dataclasses.replace(whole, unit_identity=spoilt)):
         shards = []
-        for records in (some, some.take(torch.arange(3, RECORDS))):
+        less = some.take(torch.arange(3, RECORDS))
+        assert less.unit is not None
+        for records in (some, dataclasses.replace(less, unit=less.unit - 1)):  # a source numbers the units it finds
             shards.append([Played(rank, []).shard(records, by_unit=by_unit) for rank in range(RANKS)])
         places = [{tuple(x): r for r, part in enumerate(one) for x in part.features.tolist()} for one in shards]
         assert len(places[0]) == RECORDS
@@ -201,6 +203,14 @@ def test_one_record_less_leaves_all_others_on_their_ranks(by_unit: bool) -> None
         assert set(places[0].values()) == set(range(RANKS))
         units = [set(part.unit.tolist()) for part in shards[0]]
         assert not by_unit or sum(map(len, units)) == RECORDS // 3
+
+
+def test_one_record_less_leaves_all_others_on_their_ranks_where_none_has_a_unit() -> None:
+    whole = dataclasses.replace(identified(toy().train), unit=None, unit_identity=None)
+    first = [Played(0, []).shard(records, by_unit=False) for records in (whole, whole.take(torch.arange(1, RECORDS)))]
+    places = [set(map(tuple, part.features.tolist())) for part in first]
+    assert places[1] <= places[0]
+    assert len(places[0]) - len(places[1]) <= 1
 
 
 def test_ranks_stay_at_home_before_they_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
