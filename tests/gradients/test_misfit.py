@@ -38,6 +38,12 @@ class Logits:
         self.logits = logits
 
 
+class Transformer(As):
+    """As these name what they take first."""
+
+    main_input_name = "pixel_values"
+
+
 def masked(line: nn.Linear, x: Tensor, mask: Tensor) -> Tensor:
     return line(x * mask)
 
@@ -50,7 +56,15 @@ def masked(line: nn.Linear, x: Tensor, mask: Tensor) -> Tensor:
         (nn.Linear(3, 2), LOSS, FEATURES, LABELS, r"model fails on the features, float32 \[b, 4\]: .*first layer's"),
         (As(masked), LOSS, FEATURES, LABELS, "model fails .*missing .*'mask'.*called with the features alone"),
         (As(lambda line, x: {"y": line(x)}), LOSS, FEATURES, LABELS, "gives a dict, .*return that alone"),
-        (As(lambda line, x: Logits(line(x))), LOSS, FEATURES, LABELS, "gives a Logits, .*return outputs.logits"),
+        (As(lambda line, x: Logits(line(x))), LOSS, FEATURES, LABELS, "gives a Logits, .*outputs.logits\\.$"),
+        (
+            Transformer(lambda line, x: Logits(line(x))),
+            LOSS,
+            FEATURES,
+            LABELS,
+            r"return outputs.logits, or give the features by name, \{'pixel_values': features\}",
+        ),
+        (nn.Linear(4, 1), lambda o, y: (o - y).square(), FEATURES, LABELS, r"\(1, 1\) .*squeeze\(1\) them"),
         (
             nn.Linear(4, 2),
             LOSS,

@@ -118,6 +118,8 @@ def _sentence(passes: BookKeeping, features: Tensor, labels: Tensor) -> str:
         return f"The model fails on the features, {given}: {_reason(error)}. {advice}"
     if not torch.is_tensor(outputs):
         alone = "return outputs.logits" if hasattr(outputs, "logits") else "return that alone"
+        if (name := getattr(passes.model, "main_input_name", None)) and hasattr(outputs, "logits"):  # a transformer
+            alone += f", or give the features by name, {{{name!r}: features}}, of which `make_private` takes the logits"
         return f"The model gives a {type(outputs).__name__}, and must give one tensor [b, …]: let its forward {alone}."
     try:
         losses = passes.loss(outputs, labels)
