@@ -162,6 +162,49 @@ def test_a_layer_that_sees_other_numbers_of_rows_later_is_refused() -> None:
         engine.passes.norms(features, labels)
 
 
+class Siamese(nn.Module):
+    """Two pictures of each record; their rows are passed eight at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.cat([self.inner(some).tanh() for some in x.flatten(0, 1).split(8)])
+        return self.last(rows.unflatten(0, (-1, 2)).diff(dim=1).squeeze(1).abs())
+
+
+def test_rows_in_pieces_as_large_as_the_batch_are_not_taken_for_a_row_of_each_record() -> None:
+    """Of four records one piece has two rows each; of eight, two pieces have eight, the first all of four records."""
+    features, labels = torch.randn(8, 2, 4), torch.arange(8) % 3
+    engine = GradientEngine(Siamese(), cross_entropy)
+    engine.norms(features[:4], labels[:4])
+    with pytest.raises(EquidpError, match=r"sees \(8, 4\) for 8 records; .*each with as many rows"):
+        engine.passes.norms(features, labels)
+
+
+class Pooled(nn.Module):
+    """One layer sees six rows of each record, then three, then one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.inner(x.flatten(0, 1)).tanh().unflatten(0, (-1, 2)).mean(1)
+        rows = self.inner(rows).tanh().unflatten(0, (-1, 3)).mean(1)
+        return self.last(self.inner(rows).tanh())
+
+
+@pytest.mark.parametrize("b", [1, 2, 3, 7])
+def test_a_layer_may_see_other_numbers_of_rows_in_each_of_its_calls(b: int) -> None:
+    model, features, labels = Pooled(), torch.randn(b, 6, 4), torch.arange(b) % 3
+    expected = one_by_one(model, features, labels)
+    engine = GradientEngine(model, cross_entropy)
+    torch.testing.assert_close(engine.norms(features, labels), expected.norm(dim=1), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(engine.weighted_sum(torch.ones(b)), expected.sum(0), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("seed", [0, None])
 def test_a_loop_of_ones_own_trains_such_a_model(seed: int | None) -> None:
     features, labels = records(40)

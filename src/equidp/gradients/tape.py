@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,7 @@ class Tape:
         self._sites, self._records = sites, records
         self._blocks, self._kind, self._buffers = Blocks() if blocks is None else blocks, kind, buffers
         self._entries: list[Entry] = []
+        self._called: Counter[Site] = Counter()
         self._hooks: list[Any] = []
         self._given: list[tuple[nn.Module, str]] = []
 
@@ -182,7 +184,8 @@ class Tape:
         each = 0
         if output.dim() and all(x.dim() and len(x) == len(output) for x in inputs):
             row = tuple(x.shape[1:] for x in inputs)
-            each = self._blocks.fit(site, len(output), self._records, (self._kind, row))
+            each = self._blocks.fit(site, len(output), self._records, (self._kind, row, self._called[site]))
+            self._called[site] += 1
         if not each:
             odd = next((x for x in (*inputs, output) if not x.dim() or len(x) != self._records), inputs[0])
             raise EquidpError(
