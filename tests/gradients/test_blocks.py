@@ -205,6 +205,28 @@ def test_a_layer_may_see_other_numbers_of_rows_in_each_of_its_calls(b: int) -> N
     torch.testing.assert_close(engine.weighted_sum(torch.ones(b)), expected.sum(0), rtol=1e-4, atol=1e-5)
 
 
+class OthersAmongMany(nn.Module):
+    """Of more than forty records, rows follow one another by window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 40:
+            return self.last(self.inner(x.transpose(0, 1).flatten(0, 1)).tanh().unflatten(0, (5, -1)).mean(0))
+        return self.last(self.inner(x.flatten(0, 1)).tanh().unflatten(0, (-1, 5)).mean(1))
+
+
+def test_a_batch_with_more_records_than_any_before_is_looked_at() -> None:
+    features, labels = torch.randn(41, 5, 4), torch.arange(41) % 3
+    engine = GradientEngine(OthersAmongMany(), cross_entropy)
+    for _ in range(8):  # looks are some passes apart by then
+        engine.norms(features[:20], labels[:20])
+    with pytest.raises(EquidpError, match="changes with the other records of its batch"):
+        engine.norms(features, labels)
+
+
 @pytest.mark.parametrize("seed", [0, None])
 def test_a_loop_of_ones_own_trains_such_a_model(seed: int | None) -> None:
     features, labels = records(40)
