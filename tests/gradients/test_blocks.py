@@ -205,6 +205,47 @@ def test_a_layer_may_see_other_numbers_of_rows_in_each_of_its_calls(b: int) -> N
     torch.testing.assert_close(engine.weighted_sum(torch.ones(b)), expected.sum(0), rtol=1e-4, atol=1e-5)
 
 
+class Placed(nn.Module):
+    """Positions are added to words of texts `[b, windows, 5]`, whose windows are rows; as `how` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.words, self.last = how, nn.Embedding(9, 4), nn.Linear(4, 3)
+        if how.startswith("parameter"):
+            self.places = nn.Parameter(torch.randn(1, 5, 4))
+        else:
+            self.table = nn.Embedding(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words, places = self.words(x), torch.arange(5)
+        if self.how == "parameter before":
+            rows = (words + self.places.unsqueeze(1)).flatten(0, 1)
+        elif self.how == "parameter":
+            rows = words.flatten(0, 1) + self.places
+        else:
+            rows = words.flatten(0, 1)
+            rows = rows + self.table(places.expand(len(rows), -1) if self.how == "table of rows" else places[None])
+        return self.last(torch.tanh(rows).mean(1).unflatten(0, (len(x), -1)).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("how", "advised", "words"),
+    [
+        ("parameter", "parameter before", r"given 'places' as its own.* before they are rows, .*unsqueeze\(1\)"),
+        ("table", "table of rows", r"given what is read once for all in 'table' as its own.* Read it for every row"),
+    ],
+)
+def test_what_all_share_is_added_to_windows_as_the_sentence_says(how: str, advised: str, words: str) -> None:
+    """Of a table it was torch's own error."""
+    features, labels = torch.randint(0, 9, (4, 3, 5)), torch.arange(4) % 3
+    with pytest.raises(EquidpError, match=words):
+        GradientEngine(Placed(how), cross_entropy).norms(features, labels)
+    model = Placed(advised)
+    expected = one_by_one(model, features, labels)
+    norms = GradientEngine(model, cross_entropy).norms(features, labels)
+    torch.testing.assert_close(norms, expected.norm(dim=1), rtol=1e-4, atol=1e-6)
+
+
 class OthersAmongMany(nn.Module):
     """Of more than forty records, rows follow one another by window."""
 
