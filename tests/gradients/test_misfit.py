@@ -208,3 +208,12 @@ def test_a_model_that_keeps_what_it_computed_is_told_so() -> None:
         torch.autograd.grad(kept, weight)
     with pytest.raises(EquidpError, match=r"keep what they computed .* model\.train\(\)"):
         raise_told(error.value, engine.passes, FEATURES, LABELS)
+
+
+def test_a_trained_layer_within_vmap_is_told_to_take_rows() -> None:
+    """Windows of a record come so, too; it was torch's own error."""
+    features = torch.rand(6, 3, 4)
+    with pytest.raises(EquidpError, match=r"within torch\.vmap .*x\.flatten\(0, 1\)"):
+        GradientEngine(As(lambda line, x: torch.vmap(line)(x).mean(1)), LOSS).norms(features, LABELS)
+    rows = As(lambda line, x: line(x.flatten(0, 1)).unflatten(0, (-1, 3)).mean(1))
+    assert GradientEngine(rows, LOSS).norms(features, LABELS).isfinite().all()

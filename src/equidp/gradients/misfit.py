@@ -44,6 +44,11 @@ def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: 
             "caches its biases in evaluation mode does: put the model into training mode, model.train(), and its "
             "BatchNorms back into eval(); or freeze those parameters."
         ) from error
+    if "being transformed by a functorch transform" in str(error):
+        raise EquidpError(
+            "A trained layer is called within torch.vmap (or another transform of torch.func), where nobody sees which "
+            "record it is given: call it on all rows, which may be several of each record, as x.flatten(0, 1)."
+        ) from error
     # what a device lacks is no fault of the records; `set_deterministic` has words of its own
     passed_on = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "deterministic" in str(error)
     some = features[: len(labels)]
