@@ -192,6 +192,112 @@ def test_a_layer_that_sees_other_numbers_of_rows_later_is_refused() -> None:
         engine.passes.norms(features, labels)
 
 
+class Siamese(nn.Module):
+    """Two pictures of each record; their rows are passed eight at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.cat([self.inner(some).tanh() for some in x.flatten(0, 1).split(8)])
+        return self.last(rows.unflatten(0, (-1, 2)).diff(dim=1).squeeze(1).abs())
+
+
+def test_rows_in_pieces_as_large_as_the_batch_are_not_taken_for_a_row_of_each_record() -> None:
+    """Of four records one piece has two rows each; of eight, two pieces have eight, the first all of four records."""
+    features, labels = torch.randn(8, 2, 4), torch.arange(8) % 3
+    engine = GradientEngine(Siamese(), cross_entropy)
+    engine.norms(features[:4], labels[:4])
+    with pytest.raises(EquidpError, match=r"sees \(8, 4\) for 8 records; .*each with as many rows"):
+        engine.passes.norms(features, labels)
+
+
+class Pooled(nn.Module):
+    """One layer sees six rows of each record, then three, then one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.inner(x.flatten(0, 1)).tanh().unflatten(0, (-1, 2)).mean(1)
+        rows = self.inner(rows).tanh().unflatten(0, (-1, 3)).mean(1)
+        return self.last(self.inner(rows).tanh())
+
+
+@pytest.mark.parametrize("b", [1, 2, 3, 7])
+def test_a_layer_may_see_other_numbers_of_rows_in_each_of_its_calls(b: int) -> None:
+    model, features, labels = Pooled(), torch.randn(b, 6, 4), torch.arange(b) % 3
+    expected = one_by_one(model, features, labels)
+    engine = GradientEngine(model, cross_entropy)
+    torch.testing.assert_close(engine.norms(features, labels), expected.norm(dim=1), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(engine.weighted_sum(torch.ones(b)), expected.sum(0), rtol=1e-4, atol=1e-5)
+
+
+class Placed(nn.Module):
+    """Positions are added to words of texts `[b, windows, 5]`, whose windows are rows; as `how` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.words, self.last = how, nn.Embedding(9, 4), nn.Linear(4, 3)
+        if how.startswith("parameter"):
+            self.places = nn.Parameter(torch.randn(1, 5, 4))
+        else:
+            self.table = nn.Embedding(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words, places = self.words(x), torch.arange(5)
+        if self.how == "parameter before":
+            rows = (words + self.places.unsqueeze(1)).flatten(0, 1)
+        elif self.how == "parameter":
+            rows = words.flatten(0, 1) + self.places
+        else:
+            rows = words.flatten(0, 1)
+            rows = rows + self.table(places.expand(len(rows), -1) if self.how == "table of rows" else places[None])
+        return self.last(torch.tanh(rows).mean(1).unflatten(0, (len(x), -1)).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("how", "advised", "words"),
+    [
+        ("parameter", "parameter before", r"given 'places' as its own.* before they are rows, .*unsqueeze\(1\)"),
+        ("table", "table of rows", r"given what is read once for all in 'table' as its own.* Read it for every row"),
+    ],
+)
+def test_what_all_share_is_added_to_windows_as_the_sentence_says(how: str, advised: str, words: str) -> None:
+    """Of a table it was torch's own error."""
+    features, labels = torch.randint(0, 9, (4, 3, 5)), torch.arange(4) % 3
+    with pytest.raises(EquidpError, match=words):
+        GradientEngine(Placed(how), cross_entropy).norms(features, labels)
+    model = Placed(advised)
+    expected = one_by_one(model, features, labels)
+    norms = GradientEngine(model, cross_entropy).norms(features, labels)
+    torch.testing.assert_close(norms, expected.norm(dim=1), rtol=1e-4, atol=1e-6)
+
+
+class OthersAmongMany(nn.Module):
+    """Of more than forty records, rows follow one another by window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 40:
+            return self.last(self.inner(x.transpose(0, 1).flatten(0, 1)).tanh().unflatten(0, (5, -1)).mean(0))
+        return self.last(self.inner(x.flatten(0, 1)).tanh().unflatten(0, (-1, 5)).mean(1))
+
+
+def test_a_batch_with_more_records_than_any_before_is_looked_at() -> None:
+    features, labels = torch.randn(41, 5, 4), torch.arange(41) % 3
+    engine = GradientEngine(OthersAmongMany(), cross_entropy)
+    for _ in range(8):  # looks are some passes apart by then
+        engine.norms(features[:20], labels[:20])
+    with pytest.raises(EquidpError, match="changes with the other records of its batch"):
+        engine.norms(features, labels)
+
+
 @pytest.mark.parametrize("seed", [0, None])
 def test_a_loop_of_ones_own_trains_such_a_model(seed: int | None) -> None:
     features, labels = records(40)

@@ -929,6 +929,33 @@ def test_what_is_looked_up_first_may_be_changed_in_place(check) -> None:
     check(Enlarged(), torch.randint(0, 9, (5, 4)))
 
 
+class LookedUp(nn.Module):
+    """Without a rule, first of all, and with nothing beside what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(9, 4))
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, None]:
+        return self.weight[ids].mean(1), None
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = LookedUp(), nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found, nothing = self.first(ids)
+        assert nothing is None
+        return self.last(found)
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'first'")
+def test_a_layer_may_give_its_tensor_beside_nothing(check) -> None:
+    check(Pair(), torch.randint(0, 9, (5, 4)))
+
+
 @pytest.mark.filterwarnings("ignore:Layer 'model'")
 def test_a_layer_that_makes_lists_is_told_to_have_no_rule() -> None:
     engine = GradientEngine(Enlarged(listed=True), cross_entropy)

@@ -38,6 +38,12 @@ class Logits:
         self.logits = logits
 
 
+class Transformer(As):
+    """As these name what they take first."""
+
+    main_input_name = "pixel_values"
+
+
 def masked(line: nn.Linear, x: Tensor, mask: Tensor) -> Tensor:
     return line(x * mask)
 
@@ -50,7 +56,15 @@ def masked(line: nn.Linear, x: Tensor, mask: Tensor) -> Tensor:
         (nn.Linear(3, 2), LOSS, FEATURES, LABELS, r"model fails on the features, float32 \[b, 4\]: .*first layer's"),
         (As(masked), LOSS, FEATURES, LABELS, "model fails .*missing .*'mask'.*called with the features alone"),
         (As(lambda line, x: {"y": line(x)}), LOSS, FEATURES, LABELS, "gives a dict, .*return that alone"),
-        (As(lambda line, x: Logits(line(x))), LOSS, FEATURES, LABELS, "gives a Logits, .*return outputs.logits"),
+        (As(lambda line, x: Logits(line(x))), LOSS, FEATURES, LABELS, "gives a Logits, .*outputs.logits\\.$"),
+        (
+            Transformer(lambda line, x: Logits(line(x))),
+            LOSS,
+            FEATURES,
+            LABELS,
+            r"return outputs.logits, or give the features by name, \{'pixel_values': features\}",
+        ),
+        (nn.Linear(4, 1), lambda o, y: (o - y).square(), FEATURES, LABELS, r"\(1, 1\) .*squeeze\(1\) them"),
         (
             nn.Linear(4, 2),
             LOSS,
@@ -194,3 +208,12 @@ def test_a_model_that_keeps_what_it_computed_is_told_so() -> None:
         torch.autograd.grad(kept, weight)
     with pytest.raises(EquidpError, match=r"keep what they computed .* model\.train\(\)"):
         raise_told(error.value, engine.passes, FEATURES, LABELS)
+
+
+def test_a_trained_layer_within_vmap_is_told_to_take_rows() -> None:
+    """Windows of a record come so, too; it was torch's own error."""
+    features = torch.rand(6, 3, 4)
+    with pytest.raises(EquidpError, match=r"within torch\.vmap .*x\.flatten\(0, 1\)"):
+        GradientEngine(As(lambda line, x: torch.vmap(line)(x).mean(1)), LOSS).norms(features, LABELS)
+    rows = As(lambda line, x: line(x.flatten(0, 1)).unflatten(0, (-1, 3)).mean(1))
+    assert GradientEngine(rows, LOSS).norms(features, LABELS).isfinite().all()

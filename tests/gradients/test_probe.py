@@ -414,6 +414,27 @@ def test_what_the_first_records_leave_beside_buffers_is_found(
         engine.norms(2 + torch.randn(records, 6), torch.arange(records) % 3)
 
 
+class ScaledByTheLargest(nn.Module):
+    """Divides records by the largest number of all that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.line = 0.0, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest = max(self.largest, float(x.max()))
+        return self.line(x / self.largest)
+
+
+@pytest.mark.parametrize("place", [0, 1, 31])
+def test_the_largest_number_seen_is_found_though_no_later_pass_changes_it(place: int) -> None:
+    """One record of the first batch moved everybody's gradients, by 9 times its bound."""
+    features = torch.rand(32, 4, generator=torch.Generator().manual_seed(0)) + 1
+    features[place] *= 3
+    with pytest.raises(EquidpError, match=r"or with those before it"):
+        GradientEngine(ScaledByTheLargest(), cross_entropy).norms(features, torch.arange(32) % 3)
+
+
 def test_weights_of_classes_that_a_loss_takes_from_the_first_batch_are_found() -> None:
     engine = GradientEngine(nn.Linear(6, 3), WeighedByTheFirst())
     with pytest.raises(EquidpError, match=r"or with those before it"):

@@ -4,6 +4,9 @@ Windows of an image, frames of a film and instances of a bag reach a layer as `[
 the sum over its w rows. So a layer may see `w` times as many rows as there are records, if that is so in every pass of
 records of one shape, and if the model lets no number of a record say how many rows there are (`x[mask]`). Whether row i
 is of record i // w is tried as everything else is: each record's gradient must be autograd's (`probe.py`).
+
+A later pass repeats what was tried call by call. A model that passes its rows in pieces of 64 has one call for two rows
+of each of 32 records, and for 64 records two calls, as of one row each: these would be taken for other records' rows.
 """
 
 from __future__ import annotations
@@ -34,34 +37,38 @@ class Blocks:
         self.first = ""
         """Name of the first such layer."""
         self._found: dict[Hashable, int] = {}
+        self._several = False
 
     def __bool__(self) -> bool:
         """Whether any layer sees several rows of a record."""
-        return bool(self._found)
+        return self._several
 
     def forget(self) -> None:
         """Before a model is tried again."""
         self._found.clear()
+        self._several = False
 
-    def fit(self, site: Site, rows: int, records: int, kind: Hashable) -> int:
+    def fit(self, site: Site, rows: int, records: int, call: Hashable) -> int:
         """How many of so many rows are of each record; 0 where that cannot be told.
 
         Args:
             site: the layer that sees them.
             rows: of what it is given.
             records: in the pass.
-            kind: the shapes of a record, and of a row.
+            call: the shapes of a record, and of a row, and which of the layer's calls in the pass it is.
         """
-        if rows == records:
+        if rows == records and not (self.trying or self._several):
             return 1
         each, left = divmod(rows, records)
         if left or not each:
             return 0
-        if self.asking is not None and self.asking.name:
+        if each > 1 and self.asking is not None and self.asking.name:
             return 0
-        self.first = self.first or site.name
-        known = self._found.setdefault((site, kind), each) if self.trying else self._found.get((site, kind))
-        return each if known == each else 0
+        if not self.trying:  # one row of a record may have another shape each time, as texts have
+            return each if each == self._found.get((site, call), 1) else 0
+        if each > 1:
+            self.first, self._several = self.first or site.name, True
+        return each if each == self._found.setdefault((site, call), each) else 0
 
 
 class Asking(TorchFunctionMode):

@@ -363,10 +363,17 @@ def one_each(losses: Tensor, features: Tensor) -> Tensor:
     """
     if losses.shape != (len(features),):
         records = "1 record" if len(features) == 1 else f"{len(features)} records"
-        dropped = " A squeeze() drops the dimension of a single record: name one, as squeeze(1) does."
+        advice = ""
+        if losses.dim() > 1:
+            advice = (
+                " Outputs [b, 1] beside labels [b] give [b, b]: squeeze(1) them. Several of one record are added up or "
+                "averaged: loss.flatten(1).sum(1)."
+            )
+        elif len(features) == 1:
+            advice = " A squeeze() drops the dimension of a single record: name one, as squeeze(1) does."
         raise EquidpError(
             f"The loss has shape {tuple(losses.shape)} for {records}; it must be one number per record "
-            f"(reduction='none').{dropped if len(features) == 1 else ''}"
+            f"(reduction='none').{advice}"
         )
     return losses
 

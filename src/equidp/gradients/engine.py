@@ -96,6 +96,7 @@ class GradientEngine:
         self._tried = 0  # records of the largest batch that was tried in them
         self._others = of_others(model, loss)
         self._looks = Looks()  # in passes
+        self._looked_at = 0  # rows of the largest pass that was looked at
         self._gradient: Tensor | None = None
         self._held: list[Tensor] = []  # its parts, one a parameter
 
@@ -173,7 +174,7 @@ class GradientEngine:
         """Before a model is used on private records: is each one's gradient its own? The last batch is forgotten then.
 
         All are tried in the first batch, by their first views. A model or a loss of others is looked at again from time
-        to time, by all.
+        to time, and in every batch that has more records than any before it, by all.
 
         Raises:
             EquidpError: as `norms`.
@@ -202,7 +203,8 @@ class GradientEngine:
                     compare_digits(self.passes, self._computed, first, labels)
                 self._tried = tried
                 self._probed_in = (modes, features.shape[1:] if self.passes.blocks else None)
-        if len(first) and self.look_is_due():
+        # one with more records than any before, too: a model may pass many in pieces, and few at once
+        if len(first) and (self.look_is_due() or (self._others and len(first) > self._looked_at)):
             self.look(features, labels, views)
 
     def look_is_due(self) -> bool:
@@ -228,6 +230,7 @@ class GradientEngine:
         with self._trying(features[: len(labels)], labels):
             look_again(self.passes, longer[: together * rows], repeated(theirs, together), rows)
         self._looks.held()
+        self._looked_at = max(self._looked_at, rows)
         self._shares.forget()
 
     @contextlib.contextmanager

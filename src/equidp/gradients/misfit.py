@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError, shortened
+from equidp.gradients.blocks import Blocks
 from equidp.gradients.bookkeeping import BookKeeping, one_each
+from equidp.gradients.layers import embedding
 from equidp.gradients.losses import Loss
 from equidp.gradients.packing import SEVERAL, Packed, kind_of, several
 from equidp.gradients.sites import held
@@ -41,6 +43,11 @@ def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: 
             "The model or the loss keep what they computed of trained parameters in an earlier pass, as attention that "
             "caches its biases in evaluation mode does: put the model into training mode, model.train(), and its "
             "BatchNorms back into eval(); or freeze those parameters."
+        ) from error
+    if "being transformed by a functorch transform" in str(error):
+        raise EquidpError(
+            "A trained layer is called within torch.vmap (or another transform of torch.func), where nobody sees which "
+            "record it is given: call it on all rows, which may be several of each record, as x.flatten(0, 1)."
         ) from error
     # what a device lacks is no fault of the records; `set_deterministic` has words of its own
     passed_on = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "deterministic" in str(error)
@@ -118,6 +125,8 @@ def _sentence(passes: BookKeeping, features: Tensor, labels: Tensor) -> str:
         return f"The model fails on the features, {given}: {_reason(error)}. {advice}"
     if not torch.is_tensor(outputs):
         alone = "return outputs.logits" if hasattr(outputs, "logits") else "return that alone"
+        if (name := getattr(passes.model, "main_input_name", None)) and hasattr(outputs, "logits"):  # a transformer
+            alone += f", or give the features by name, {{{name!r}: features}}, of which `make_private` takes the logits"
         return f"The model gives a {type(outputs).__name__}, and must give one tensor [b, …]: let its forward {alone}."
     try:
         losses = passes.loss(outputs, labels)
@@ -144,17 +153,27 @@ def _of_loss(error: Exception) -> str:
 
 
 def _of_held(passes: BookKeeping, features: Tensor) -> str:
-    """What is said of a model that fails where each record is given a parameter of all as its own."""
-    if not (sites := [site for site in passes.sites if site.rule is held]):
-        return ""
-    try:
-        with Tape(sites, len(features)):
-            passes.outputs(features)
-    except FAILURES as error:
-        return (
-            f"The model fails where every record is given {sites[0].name!r} as its own, [b, …]: {_reason(error)}. "
-            "Widen it by expand(len(x), -1, -1), which takes both, in place of repeat."
-        )
+    """What is said of a model that fails where each record is given as its own what all share.
+
+    That is a parameter, or what a table gives that is read once for all. Windows are more rows than there are records.
+    """
+    for site in (one for one in passes.sites if one.rule in (held, embedding)):
+        blocks = Blocks()
+        blocks.trying = True
+        try:
+            with torch.enable_grad(), Tape([site], len(features), blocks=blocks):
+                passes.outputs(features)
+        except FAILURES as error:
+            if site.rule is held:
+                what = repr(site.name)
+                advice = "Widen it by expand(len(x), -1, -1), which takes both, in place of repeat"
+            else:
+                what = f"what is read once for all in {site.name!r}"
+                advice = "Read it for every row, at places.expand(len(x), -1), or freeze it by requires_grad_(False)"
+            return (
+                f"The model fails where every record is given {what} as its own, [b, …]: {_reason(error)}. {advice}; "
+                "to windows of a record add it before they are rows, [b, windows, …] + it.unsqueeze(1)."
+            )
     return ""
 
 

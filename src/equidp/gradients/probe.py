@@ -97,10 +97,12 @@ def _probed(passes: BookKeeping, features: Tensor, labels: Tensor, two: list[int
 def _compare_first(
     passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, set_back: Callable[[], None]
 ) -> None:
-    """Each record's norm after a pass with the first one alone, and after records of nobody with the batch's labels.
+    """Each record's norm after a pass with the first one alone, and after records of nobody with the batch's labels;
+    and two records' norms after a pass with all, and without one.
 
     What the very first pass leaves beside parameters and buffers, such as a mean that is subtracted ever after, is the
-    same in all later passes, and so no comparison of these shows it.
+    same in all later passes, and so no comparison of these shows it. Nor do they show what grows: once a pass has seen
+    the largest number of a batch, records are divided by it in all others.
     """
     found = []
     for some, theirs in ((features[:1], labels[:1]), (torch.zeros_like(features), labels)):
@@ -110,6 +112,13 @@ def _compare_first(
         found.append(_norms(passes, features, labels, seed))
     after_one, after_nobody = found
     _compare_norms(passes, after_one, after_nobody, share=0.01)
+    for place in sorted({0, len(features) - 1}):  # one of them is not the largest record of all
+        one, its = features[place : place + 1], labels[place : place + 1]
+        with contextlib.suppress(*FAILURES):  # the model takes no record alone
+            after_all = _norms(passes, one, its, seed)
+            set_back()
+            _compare_norms(passes, after_all, _norms(passes, one, its, seed), share=0.01)
+        _norms(passes, features, labels, seed)
 
 
 def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: int) -> None:

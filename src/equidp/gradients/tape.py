@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,7 @@ class Tape:
         self._sites, self._records = sites, records
         self._blocks, self._kind, self._buffers = Blocks() if blocks is None else blocks, kind, buffers
         self._entries: list[Entry] = []
+        self._called: Counter[Site] = Counter()
         self._hooks: list[Any] = []
         self._given: list[tuple[nn.Module, str]] = []
 
@@ -96,16 +98,17 @@ class Tape:
             x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs
         )
 
-    def _following(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Tensor | None]:
-        def follow(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Tensor | None:
+    def _following(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]:
+        def follow(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], given: Any) -> Any:
             if not torch.is_grad_enabled():
                 return None
             names: tuple[str, ...] = ()
+            output = given
             if site.rule is not fallback:
                 named = {}
             else:
                 inputs, named, names = self._by_name(layer, inputs, named)
-                output = only_tensor(output)
+                output = only_tensor(given)
             if self._records > 1 and site.rule is embedding and len(output) == 1 and not output.requires_grad:
                 # looked up once for all records, such as positions: each is given its own
                 inputs = tuple(x.expand(self._records, *x.shape[1:]) for x in inputs)
@@ -115,8 +118,10 @@ class Tape:
             kept = tuple(x.detach() for x in inputs)
             edge = get_gradient_edge(output if fresh is None else fresh)
             self._entries.append(Entry(site, kept, edge, named, names, each))
-            # what comes next may work in place, which torch forbids where a graph begins
-            return None if fresh is None else fresh.clone()
+            if fresh is None:
+                return None
+            begun = fresh.clone()  # what comes next may work in place, which torch forbids where a graph begins
+            return tuple(x if x is None else begun for x in given) if isinstance(given, tuple) else begun
 
         return follow
 
@@ -179,7 +184,8 @@ class Tape:
         each = 0
         if output.dim() and all(x.dim() and len(x) == len(output) for x in inputs):
             row = tuple(x.shape[1:] for x in inputs)
-            each = self._blocks.fit(site, len(output), self._records, (self._kind, row))
+            each = self._blocks.fit(site, len(output), self._records, (self._kind, row, self._called[site]))
+            self._called[site] += 1
         if not each:
             odd = next((x for x in (*inputs, output) if not x.dim() or len(x) != self._records), inputs[0])
             raise EquidpError(
