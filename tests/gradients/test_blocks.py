@@ -164,11 +164,11 @@ def test_rows_that_are_not_as_many_of_each_record_belong_to_none() -> None:
     """Eight of three records: two each would be a fourth record's, too."""
     blocks, site = Blocks(), sites(nn.Linear(2, 2))[0]
     blocks.trying = True
-    assert [blocks.fit(site, rows, 3, ()) for rows in (3, 2, 8, 6, 9)] == [1, 0, 0, 2, 0]
+    assert [blocks.fit(site, rows, 3, "a call") for rows in (2, 8, 6, 9)] == [0, 0, 2, 0]
     blocks.trying = False  # what no trial has seen was compared with no gradient of autograd's
-    assert [blocks.fit(site, 6, 3, kind) for kind in ((), "another")] == [2, 0]
+    assert [blocks.fit(site, 6, 3, call) for call in ("a call", "another")] == [2, 0]
     blocks.forget()
-    assert blocks.fit(site, 6, 3, ()) == 0
+    assert blocks.fit(site, 6, 3, "a call") == 0
 
 
 def test_a_layer_that_sees_other_numbers_of_rows_later_is_refused() -> None:
