@@ -192,6 +192,31 @@ def test_a_layer_that_sees_other_numbers_of_rows_later_is_refused() -> None:
         engine.passes.norms(features, labels)
 
 
+def test_a_number_that_is_read_before_such_a_layer_is_named() -> None:
+    """Its rows are as many of each record, so nothing else in the sentence says what is wrong."""
+
+    class Logged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = self.kept(x.detach().mean())
+            return self.last(self.inner(x.flatten(0, 1)).tanh().unflatten(0, (len(x), -1)).mean(1))
+
+        def kept(self, mean: Tensor) -> object:
+            return mean.item()
+
+    class AsTensor(Logged):
+        def kept(self, mean: Tensor) -> object:
+            return mean
+
+    features, labels = torch.randn(4, 5, 4), torch.arange(4) % 3
+    with pytest.raises(EquidpError, match=r"Torch's 'item' comes before that layer: .* stays a tensor"):
+        GradientEngine(Logged(), cross_entropy).norms(features, labels)
+    GradientEngine(AsTensor(), cross_entropy).norms(features, labels)
+
+
 class Siamese(nn.Module):
     """Two pictures of each record; their rows are passed eight at a time."""
 
@@ -209,7 +234,7 @@ def test_rows_in_pieces_as_large_as_the_batch_are_not_taken_for_a_row_of_each_re
     features, labels = torch.randn(8, 2, 4), torch.arange(8) % 3
     engine = GradientEngine(Siamese(), cross_entropy)
     engine.norms(features[:4], labels[:4])
-    with pytest.raises(EquidpError, match=r"sees \(8, 4\) for 8 records; .*each with as many rows"):
+    with pytest.raises(EquidpError, match=r"sees \(8, 4\) for 8 records; .*in every pass .*one call, not in pieces"):
         engine.passes.norms(features, labels)
 
 

@@ -1562,3 +1562,28 @@ def test_the_parts_of_a_weighted_sum_are_not_all_there_at_once() -> None:
         total = engine.weighted_sum(torch.ones_like(norms))
     assert 4 * engine.dimension < most < 2 * 4 * engine.dimension
     assert not total.is_inference()
+
+
+class Largest(TorchDispatchMode):
+    """Numbers of the largest tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and not function.is_view:
+            self.most = max(self.most, made.numel())
+        return made
+
+
+@pytest.mark.parametrize(("width", "copied"), [(4096, 1), (4, 16)], ids=["one by one", "together"])
+def test_a_look_copies_the_views_that_have_a_pass_and_no_others(width: int, copied: int) -> None:
+    views, records = 16, 4
+    engine = GradientEngine(nn.Linear(width, 3), cross_entropy)
+    features, labels = torch.randn(views * records, width), torch.arange(records) % 3
+    engine.norms(features, labels, views=views)
+    with Largest() as seen:
+        engine.look(features, labels, views)
+    assert seen.most == copied * records * width

@@ -278,9 +278,12 @@ class BookKeeping:
             outputs: Tensor = self.model(features)
         return outputs
 
-    def together(self, features: Tensor, views: int) -> int:
-        """Views that have a pass together: all where that is cheaper, on a GPU, and on a CPU whose caches hold it."""
-        return views if self.device.type != "cpu" or features.numel() <= FEW_FLOATS else 1
+    def together(self, numbers: int, views: int) -> int:
+        """Views that have a pass together, of features of so many numbers in all: all of them where that is cheaper.
+
+        It is on a GPU, and on a CPU whose caches hold them.
+        """
+        return views if self.device.type != "cpu" or numbers <= FEW_FLOATS else 1
 
     def calls(
         self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate], views: int = 1
@@ -290,7 +293,7 @@ class BookKeeping:
         Of m views there are m calls: what is called several times on a record has its gradients added up.
         """
         calls: dict[Site, list[Call]] = defaultdict(list)
-        together = self.together(features, views)
+        together = self.together(features.numel(), views)
         labels = repeated(labels, together)
         parts = (features,) if together == views else features.chunk(views // together)
         for values, coefficient in iterates:

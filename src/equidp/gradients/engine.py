@@ -225,10 +225,10 @@ class GradientEngine:
         """
         rows = len(labels) if self.rows is None else math.ceil(len(labels) / self.rows) * self.rows
         places = torch.arange(rows, device=labels.device) * len(labels) // rows
-        longer, theirs = torch.cat([view[places] for view in features.chunk(views)]), labels[places]
-        together = self.passes.together(longer, views)
+        together = self.passes.together(features.numel() // len(labels) * rows, views)  # others would be copied in vain
+        longer, theirs = torch.cat([view[places] for view in features.chunk(views)[:together]]), labels[places]
         with self._trying(features[: len(labels)], labels):
-            look_again(self.passes, longer[: together * rows], repeated(theirs, together), rows)
+            look_again(self.passes, longer, repeated(theirs, together), rows)
         self._looks.held()
         self._looked_at = max(self._looked_at, rows)
         self._shares.forget()

@@ -188,11 +188,17 @@ class Tape:
             self._called[site] += 1
         if not each:
             odd = next((x for x in (*inputs, output) if not x.dim() or len(x) != self._records), inputs[0])
+            asked = "" if self._blocks.asking is None else self._blocks.asking.name
+            told = (
+                f" Torch's {asked!r} comes before that layer: what it reads in the records may say how many "
+                "rows there are. Leave it out of the forward; what is logged stays a tensor, values.mean().detach()."
+            )
             raise EquidpError(
                 f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(odd.shape)} for {self._records} "
-                "records; records must stay along the first dimension, each with as many rows as the others, whatever "
-                "its numbers. Let them (batch_first=True, say; no x[mask]), or freeze its parameters by "
-                "requires_grad_(False), as of positions that all records share."
+                "records; records must stay along the first dimension, each with as many rows as the others, in every "
+                "pass and whatever its numbers. Let them (batch_first=True, say; no x[mask]; all rows in one call, not "
+                "in pieces), or freeze its parameters by requires_grad_(False), as of positions that all records share."
+                + (told if asked else "")
             )
         return each
 
