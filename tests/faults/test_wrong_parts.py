@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -1419,6 +1420,18 @@ def test_a_sampler_keeps_no_norms(coin: bool) -> None:
         trained(sampler=Mine())
 
 
+def holding(kind: type[Drawing], make: Callable[[], Any]) -> PoissonSampler:
+    """A sampler whose draws are of this kind, and have what `make` gives as `held`."""
+
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = kind(self, run)
+            sampling.make, sampling.held = (lambda units: units), make()
+            return sampling
+
+    return Mine()
+
+
 @pytest.mark.parametrize(
     "make",
     [lambda: np.ones(1), lambda: (torch.ones(1),), lambda: deque([torch.ones(1)]), lambda: {"a": [torch.ones(1)]}],
@@ -1432,14 +1445,8 @@ def test_a_sampler_keeps_no_norms_in_place(make: Any) -> None:
             held[:] = float(norms.max())
             return None
 
-    class Mine(PoissonSampler):
-        def start(self, run: Run) -> Sampling:
-            sampling = Writing(self, run)
-            sampling.make, sampling.held = (lambda units: units), make()
-            return sampling
-
     with pytest.raises(EquidpError, match=r"Writing\.kept changes 'held', and charges nothing"):
-        trained(sampler=Mine())
+        trained(sampler=holding(Writing, make))
 
 
 @pytest.mark.parametrize(
@@ -1459,14 +1466,8 @@ def test_a_sampler_adds_no_norms_to_what_it_keeps(make: Any, keep: Any) -> None:
             keep(self.held, float(norms.max()))
             return None
 
-    class Mine(PoissonSampler):
-        def start(self, run: Run) -> Sampling:
-            sampling = Adding(self, run)
-            sampling.make, sampling.held = (lambda units: units), make()
-            return sampling
-
     with pytest.raises(EquidpError, match=r"Adding\.kept changes 'held', and charges nothing"):
-        trained(sampler=Mine())
+        trained(sampler=holding(Adding, make))
 
 
 @pytest.mark.parametrize("by", ["public", "shown"])

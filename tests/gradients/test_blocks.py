@@ -72,21 +72,13 @@ def records(b: int) -> tuple[Tensor, Tensor]:
     return torch.randn(b, ROWS, 1, 6, 6), torch.arange(b) % 3
 
 
-def one_by_one(model: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
-    """`[b, d]`: each record's gradient by autograd, of that record alone."""
-    own = copy.deepcopy(model)
-    parameters = [p for p in own.parameters() if p.requires_grad]
-    losses = (cross_entropy(own(features[i : i + 1]), labels[i : i + 1]) for i in range(len(labels)))
-    return torch.stack(
-        [torch.cat([g.flatten() for g in torch.autograd.grad(loss.sum(), parameters)]) for loss in losses]
-    )
-
-
 @pytest.mark.parametrize("rows", [None, 32])
 @pytest.mark.parametrize("b", [1, 2, 3, 6, 7])
-def test_a_records_gradient_is_the_sum_over_its_rows(b: int, rows: int | None) -> None:
+def test_a_records_gradient_is_the_sum_over_its_rows(
+    materialise: Callable[..., Tensor], b: int, rows: int | None
+) -> None:
     model, (features, labels) = Bag(), records(b)
-    expected = one_by_one(model, features, labels)
+    expected = materialise(model, features, labels, cross_entropy)
     engine = GradientEngine(model, cross_entropy, rows=rows, exact=rows is not None)
     for some in (slice(None), slice(0, 1), slice(0, max(b - 1, 1))):  # later batches are of other numbers of records
         norms = engine.norms(features[some], labels[some])
@@ -96,17 +88,17 @@ def test_a_records_gradient_is_the_sum_over_its_rows(b: int, rows: int | None) -
 
 
 @pytest.mark.parametrize("rows", [None, 32])
-def test_units_and_views_of_records_with_several_rows(rows: int | None) -> None:
+def test_units_and_views_of_records_with_several_rows(materialise: Callable[..., Tensor], rows: int | None) -> None:
     model, (features, labels) = Bag(), records(4)
     original, owners = copy.deepcopy(model), torch.tensor([0, 0, 0, 1])
-    expected = one_by_one(original, features, labels)
+    expected = materialise(original, features, labels, cross_entropy)
     engine = GradientEngine(model, cross_entropy, rows=rows)
     norms = engine.norms(features, labels, owners=owners)
     means = torch.stack([expected[owners == unit].mean(0) for unit in range(2)])
     torch.testing.assert_close(norms, means.norm(dim=1), rtol=1e-4, atol=1e-6)
     weights = torch.tensor([1.0, 2.0])
     torch.testing.assert_close(engine.weighted_sum(weights), weights @ means, rtol=1e-4, atol=1e-5)
-    both = one_by_one(original, features, labels[:2].repeat(2)).unflatten(0, (2, 2)).mean(0)
+    both = materialise(original, features, labels[:2].repeat(2), cross_entropy).unflatten(0, (2, 2)).mean(0)
     norms = engine.norms(features, labels[:2], views=2)
     torch.testing.assert_close(norms, both.norm(dim=1), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(engine.weighted_sum(weights), weights @ both, rtol=1e-4, atol=1e-5)
@@ -252,9 +244,9 @@ class Pooled(nn.Module):
 
 
 @pytest.mark.parametrize("b", [1, 2, 3, 7])
-def test_a_layer_may_see_other_numbers_of_rows_in_each_of_its_calls(b: int) -> None:
+def test_a_layer_may_see_other_numbers_of_rows_in_each_of_its_calls(materialise: Callable[..., Tensor], b: int) -> None:
     model, features, labels = Pooled(), torch.randn(b, 6, 4), torch.arange(b) % 3
-    expected = one_by_one(model, features, labels)
+    expected = materialise(model, features, labels, cross_entropy)
     engine = GradientEngine(model, cross_entropy)
     torch.testing.assert_close(engine.norms(features, labels), expected.norm(dim=1), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(engine.weighted_sum(torch.ones(b)), expected.sum(0), rtol=1e-4, atol=1e-5)
@@ -290,13 +282,15 @@ class Placed(nn.Module):
         ("table", "table of rows", r"given what is read once for all in 'table' as its own.* Read it for every row"),
     ],
 )
-def test_what_all_share_is_added_to_windows_as_the_sentence_says(how: str, advised: str, words: str) -> None:
+def test_what_all_share_is_added_to_windows_as_the_sentence_says(
+    materialise: Callable[..., Tensor], how: str, advised: str, words: str
+) -> None:
     """Of a table it was torch's own error."""
     features, labels = torch.randint(0, 9, (4, 3, 5)), torch.arange(4) % 3
     with pytest.raises(EquidpError, match=words):
         GradientEngine(Placed(how), cross_entropy).norms(features, labels)
     model = Placed(advised)
-    expected = one_by_one(model, features, labels)
+    expected = materialise(model, features, labels, cross_entropy)
     norms = GradientEngine(model, cross_entropy).norms(features, labels)
     torch.testing.assert_close(norms, expected.norm(dim=1), rtol=1e-4, atol=1e-6)
 

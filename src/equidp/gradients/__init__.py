@@ -15,8 +15,9 @@
 - `losses`: per-record losses. `workspace`: memory that is used again from step to step.
 - `packing`: several tensors per record as one.
 - `probe`: the first batch is computed in two ways, and a wrong gradient is refused; `varied`: also on such records.
-  `counted`, `picks`: models that count their passes, or round what a mask picks. `used`, `remembered`: what a model and
-  its loss are made of, and keep. `shares`: threads, by what does not depend on the records.
+  `digits`: to the last bit, in secure runs. `counted`, `picks`: models that count their passes, or round what a mask
+  picks. `used`, `remembered`: what a model and its loss are made of, and keep. `shares`: threads, by what does not
+  depend on the records. `blocks`: layers that see several rows of each record.
 - `recording`: a step recorded once and replayed on CUDA. It and the probe know `bookkeeping`, not the engine.
 
 It imports `equidp.errors` and `equidp.system`, and nothing else of this package. It does not know what privacy is.
