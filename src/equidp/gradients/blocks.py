@@ -1,12 +1,18 @@
-"""Blocks: layers that see several rows of each record along the first dimension, one record's after another's.
+"""Blocks: layers that see several rows of each record along the first dimension.
 
-Windows of an image, frames of a film and instances of a bag reach a layer as `[b·w, …]`. A record's gradient is then
-the sum over its w rows. So a layer may see `w` times as many rows as there are records, if that is so in every pass of
-records of one shape, and if the model lets no number of a record say how many rows there are (`x[mask]`). Whether row i
-is of record i // w is tried as everything else is: each record's gradient must be autograd's (`probe.py`).
+Windows of an image, frames of a film and instances of a bag reach a layer as `[b·w, …]`: w rows of the first record,
+then w rows of the second, and so on. The gradient of a record is then the sum over its w rows. A layer may see w rows
+of each record on two conditions:
 
-A later pass repeats what was tried call by call. A model that passes its rows in pieces of 64 has one call for two rows
-of each of 32 records, and for 64 records two calls, as of one row each: these would be taken for other records' rows.
+- w is the same in every pass of records of one shape;
+- no number in a record decides how many rows there are, as a mask would (`x[mask]`).
+
+Whether row i really belongs to record i // w is tested like everything else: each record's gradient must be the one of
+autograd (`probe.py`).
+
+Later passes must repeat the trial call by call. For example, a model may cut its rows into pieces of 64. With 32
+records of two rows each there is one call, which sees two rows of each record. With 64 records there are two calls of
+64 rows. Each of them looks like one row of each record, so rows would be credited to the wrong records.
 """
 
 from __future__ import annotations
@@ -24,18 +30,18 @@ from equidp.gradients.shares import asks_for_sizes
 from equidp.gradients.sites import Site
 
 BY_PLACE = frozenset({linear, transposed_linear, layer_norm, layer_scale, embedding})
-"""Rules for which all between the first and the last dimensions are positions: rows of a record are some more."""
+"""Rules that take all dimensions between the first and the last as positions. A record's rows become positions, too."""
 
 
 class Blocks:
-    """How many rows of each record a layer sees in passes of a model, where these are more than one."""
+    """Remembers how many rows of each record the layers of a model see, where a layer sees more than one."""
 
     def __init__(self) -> None:
         self.trying = False
-        """Whether a model is tried: layers are then noted, of which a later pass may only repeat what is noted."""
+        """Whether the model is on trial. A trial notes the rows of each layer; later passes may only repeat them."""
         self.asking: Asking | None = None
         self.first = ""
-        """Name of the first such layer."""
+        """Name of the first layer that sees several rows of a record."""
         self._found: dict[Hashable, int] = {}
         self._several = False
 
@@ -44,18 +50,18 @@ class Blocks:
         return self._several
 
     def forget(self) -> None:
-        """Before a model is tried again."""
+        """Forget what was noted, before the model is tried again."""
         self._found.clear()
         self._several = False
 
     def fit(self, site: Site, rows: int, records: int, call: Hashable) -> int:
-        """How many of so many rows are of each record; 0 where that cannot be told.
+        """Return how many rows of each record a layer sees in a call; 0 if that is not certain.
 
         Args:
-            site: the layer that sees them.
-            rows: of what it is given.
-            records: in the pass.
-            call: the shapes of a record, and of a row, and which of the layer's calls in the pass it is.
+            site: the layer.
+            rows: number of rows that the layer is given.
+            records: number of records in the pass.
+            call: identifies the call: the shapes of a record and of a row, and the call's number within the pass.
         """
         if rows == records and not (self.trying or self._several):
             return 1
@@ -64,7 +70,7 @@ class Blocks:
             return 0
         if each > 1 and self.asking is not None and self.asking.name:
             return 0
-        if not self.trying:  # one row of a record may have another shape each time, as texts have
+        if not self.trying:  # one row per record is the default: its shape may differ in each pass, as with texts
             return each if each == self._found.get((site, call), 1) else 0
         if each > 1:
             self.first, self._several = self.first or site.name, True
@@ -72,7 +78,7 @@ class Blocks:
 
 
 class Asking(TorchFunctionMode):
-    """The first function of torch's meanwhile that a record's numbers may tell how many numbers to give."""
+    """Within this mode: finds the first torch function whose output size may depend on the numbers in a record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +87,7 @@ class Asking(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """What the function returns, as it is."""
+        """Return what the function returns, unchanged."""
         name = getattr(func, "__name__", "")
         if not self.name and asks_for_sizes(name, args, kwargs or {}):
             self.name = name
@@ -89,7 +95,7 @@ class Asking(TorchFunctionMode):
 
 
 def by_record(site: Site, call: Call, each: int) -> list[Call]:
-    """A call on `[b·w, …]` rows, w of each record, as calls on b records."""
+    """Return a call on `[b·w, …]` rows, w of each record, as calls on b records."""
     if each == 1:
         return [call]
     inputs, backprop = [_unflat(x, each) for x in call.inputs], _unflat(call.backprop, each)

@@ -1,7 +1,8 @@
 """Book-keeping: per-record gradient norms of a batch, then any weighted sum of its gradients (Bu et al. 2023).
 
-One forward pass and one backward pass with respect to the outputs of the trainable layers only; parameter gradients
-are never formed by autograd on the private path. What a layer's norm and weighted sum are made of is in `layers.py`.
+It takes one forward pass, and one backward pass to the outputs of the trainable layers only. On the private path
+autograd never forms parameter gradients. `layers.py` says how a layer's norms and weighted sum follow from its inputs
+and backprops.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Iterate = tuple[Tensor | None, float]
 
 
 class Asked(TypedDict, total=False):
-    """What `norms` may be asked for beside one gradient a record; `GradientEngine.norms` says what it means."""
+    """Options of `norms`; `GradientEngine.norms` explains them."""
 
     owners: Tensor | None
     iterates: Sequence[Iterate] | None
@@ -56,11 +57,11 @@ class Asked(TypedDict, total=False):
 
 NOTHING = contextlib.nullcontext()
 FEW_FLOATS = 1 << 17
-"""Features of several views that have one pass on a CPU."""
+"""Up to so many numbers in all, the views of a batch share one pass on a CPU."""
 
 
 class BookKeeping:
-    """Norms and sums of a model that is trusted; arguments and errors as of `GradientEngine`."""
+    """Norms and sums of a model that was tried before; arguments and errors as of `GradientEngine`."""
 
     def __init__(self, model: nn.Module, loss: Loss, *, precision: Precision = "float32") -> None:
         if precision not in ("float32", "bf16"):
@@ -73,7 +74,7 @@ class BookKeeping:
                 "model anew: what it learnt from these records is not in a new trainer's ε. Else switch requires_grad "
                 "on for at least one."
             )
-        # of the device; one without autocast of its own (meta) has none to be asked about
+        # the type of autocast on this device; the meta device has none, and counts as a CPU
         self.autocast_kind = self.device.type if torch.amp.is_autocast_available(self.device.type) else "cpu"
         refuse_unfit(model)
         refuse_half_on_cpu(model, precision)
@@ -85,19 +86,19 @@ class BookKeeping:
         self.batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]
         self._opaque = any(site.rule is fallback for site in self.sites)
         self._convolutions = convolutions_for(model)
-        # autocast would give the loss half precision, and some rules want the parameters' values
+        # not under autocast, which would give the loss half precision, nor with rules that read parameters
         alone = len(self.sites) == 1 and self.sites[0].rule not in READ_VALUES
         self._closed = alone and precision == "float32" and isinstance(loss, KnowsGradient)
         self._sizes = [p.numel() for p in self.parameters]
         self.dimension = sum(self._sizes)
         self._units: Units | None = None
-        self._calls: dict[Site, list[Call]] | None = None  # of a pass whose norms nobody has asked for yet
+        self._calls: dict[Site, list[Call]] | None = None  # of a pass whose norms were not computed yet
         self._kept: dict[nn.Parameter, Gradients] | None = None
         self._together: Together | None = None
         self._clean = True
         self._records, self._views = 0, 1
         self.keeps_outputs = False
-        """Whether `outputs_kept` is wanted."""
+        """Whether to keep `outputs_kept`."""
         self.outputs_kept: Tensor | None = None
         """The model's outputs `[b, …]` in the last pass of the last `norms`; None for an empty batch."""
         self.workspace = Workspace(self.device)
@@ -117,7 +118,7 @@ class BookKeeping:
         return self.kept_norms(asked.get("owners"))
 
     def kept_norms(self, owners: Tensor | None = None) -> Tensor:
-        """The norms, of records or of units, of the gradients in the passes that `keep` did."""
+        """Return the norms, of records or of units, for the passes that `keep` has made."""
         rows, kept = self._gradients(owners)
         if not self._records:
             return torch.zeros(rows, device=self.device)
@@ -138,7 +139,7 @@ class BookKeeping:
         return self._norms(squared)
 
     def keep(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> None:
-        """The passes of `norms` alone, forward and backward, whatever units the records belong to."""
+        """Make the forward and backward passes of `norms`, which do not depend on units."""
         iterates, views = asked.get("iterates"), asked.get("views", 1)
         refuse_autocast(self.autocast_kind)
         self.clear()
@@ -150,7 +151,7 @@ class BookKeeping:
             self._calls = self.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
 
     def _gradients(self, owners: Tensor | None) -> tuple[int, dict[nn.Parameter, Gradients]]:
-        """How many records (units) a batch has whose passes were done, and what is kept of their gradients."""
+        """Return the number of records (units) of the last passes, and what is kept of their gradients."""
         self._units = None if owners is None else Units.of(owners)
         rows = self._records if self._units is None else len(self._units.counts)
         calls, self._calls = self._calls, None
@@ -187,7 +188,7 @@ class BookKeeping:
             else:
                 silent = None if self._clean else weights == 0
                 shares = zip(self._by_parameter(weights), self._by_parameter(silent), strict=True)
-                # each where it belongs, while the caches hold it; all at once would take the room of a model more
+                # each sum is copied while the caches hold it; all sums at once would take a model's memory more
                 for p, room, (each, unheard) in zip(self.parameters, total.split(self._sizes), shares, strict=True):
                     room.copy_(self._kept[p].weighted_sum(each, unheard)) if p in self._kept else room.zero_()
         return total
@@ -203,7 +204,7 @@ class BookKeeping:
         return total / self._views**2
 
     def without_gradient(self) -> list[nn.Parameter]:
-        """Parameters on which the losses of the last `norms` do not depend."""
+        """Return the parameters on which the losses of the last `norms` do not depend."""
         return [parameter for parameter in self.parameters if parameter not in (self._kept or {})]
 
     def plain_sum(
@@ -253,7 +254,7 @@ class BookKeeping:
             self._tape = None
 
     def twin(self) -> BookKeeping:
-        """Other passes on the same model, with kept values and memory of their own."""
+        """Return another instance for the same model, with its own kept values and memory."""
         other = copy.copy(self)
         other.workspace = Workspace(self.device)
         other.clear()
@@ -268,29 +269,29 @@ class BookKeeping:
 
     @torch.no_grad()
     def outputs_at(self, features: Tensor, weights: Tensor | None) -> Tensor:
-        """`[b, …]` as the passes have them, in their precision and layout, at `[d]` other parameters if given."""
+        """Return outputs `[b, …]` in the precision and layout of the passes, at `[d]` other parameters if given."""
         with NOTHING if weights is None else self.parameters_at(weights), self._autocast():
             return self.outputs(features)
 
     def outputs(self, features: Tensor) -> Tensor:
-        """`[b, …]` of the model, in the passes' layout."""
+        """Return the model's outputs `[b, …]`, in the memory layout of the passes."""
         with channels_last(self._convolutions) if self._convolutions else NOTHING:
             outputs: Tensor = self.model(features)
         return outputs
 
     def together(self, numbers: int, views: int) -> int:
-        """Views that have a pass together, of features of so many numbers in all: all of them where that is cheaper.
+        """Return how many views share one pass: all if that is cheaper, else 1.
 
-        It is on a GPU, and on a CPU whose caches hold them.
+        It is cheaper on a GPU, and on a CPU if its caches hold all `numbers` of the features.
         """
         return views if self.device.type != "cpu" or numbers <= FEW_FLOATS else 1
 
     def calls(
         self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate], views: int = 1
     ) -> dict[Site, list[Call]]:
-        """What the passes see: forward, and backward to the outputs of the trainable layers.
+        """Make the passes, and return the calls of each layer with their backprops.
 
-        Of m views there are m calls: what is called several times on a record has its gradients added up.
+        With m views a layer has m calls for each that it has with one. The gradients of all calls are added up.
         """
         calls: dict[Site, list[Call]] = defaultdict(list)
         together = self.together(features.numel(), views)
@@ -322,12 +323,12 @@ class BookKeeping:
         return tape.calls(one_each(losses, features), ones)
 
     def _buffers(self) -> set[int]:
-        """Ids of the model's, which a layer without a rule may be given by name."""
+        """Return the ids of the model's buffers, if it has a layer without a rule, which may be given one by name."""
         return set(map(id, self.model.buffers())) if self._opaque else set()
 
     @contextlib.contextmanager
     def parameters_at(self, values: Tensor) -> Iterator[None]:
-        """Point the parameters at another vector for a while; no copy is made."""
+        """Within this context the parameters are views of another vector; no copy is made."""
         saved = [p.data for p in self.parameters]
         try:
             for parameter, view in zip(self.parameters, self.views(values.detach()), strict=True):
@@ -340,7 +341,7 @@ class BookKeeping:
     def _kept_by(self, calls: dict[Site, list[Call]], rows: int) -> dict[nn.Parameter, Gradients]:
         found: dict[nn.Parameter, list[Term]] = defaultdict(list)
         for site, site_calls in calls.items():
-            # in inference mode views cost less, which torch.func does not support
+            # views cost less in inference mode, but torch.func does not support it
             with torch.no_grad() if site.rule is fallback else torch.inference_mode():
                 for name, term in site.terms(site_calls, self.workspace).items():
                     found[site.parameters[name]].append(term)
@@ -352,17 +353,17 @@ class BookKeeping:
                 kept[parameter] = terms[0] if len(terms) == 1 else Shared(terms, rows, parameter.numel())
         return kept
 
-    @torch.inference_mode()  # what leaves the engine is made outside
+    @torch.inference_mode()  # tensors that leave the engine are made outside of it
     def _squared_norms(self, kept: dict[nn.Parameter, Gradients], rows: int) -> Tensor:
         found = [gradients.squared_norms() for gradients in kept.values()]
         return reduce(operator.add, found) if found else torch.zeros(rows, device=self.device)
 
 
 def one_each(losses: Tensor, features: Tensor) -> Tensor:
-    """These losses, `[b]`.
+    """Return the losses `[b]`.
 
     Raises:
-        EquidpError: where they are not one for each record.
+        EquidpError: there is not one loss for each record.
     """
     if losses.shape != (len(features),):
         records = "1 record" if len(features) == 1 else f"{len(features)} records"
@@ -382,10 +383,10 @@ def one_each(losses: Tensor, features: Tensor) -> Tensor:
 
 
 def repeated(labels: Tensor, views: int) -> Tensor:
-    """`[m·b, …]` labels of m views of b records."""
+    """Return `[m·b, …]` labels for m views of b records."""
     return labels if views == 1 else labels.repeat(views, *[1] * (labels.dim() - 1))
 
 
 def all_finite(norms: Tensor) -> bool:
-    """Whether norms, which are not negative, are known to be finite. On a GPU the answer would have to travel: no."""
+    """Whether norms (none is negative) are known to be finite. On a GPU no: the answer would have to reach the CPU."""
     return norms.device.type == "cpu" and math.isfinite(norms.sum())

@@ -1,8 +1,9 @@
-"""Counted: a model or a loss that changes a number of its own with every pass, and so computes something else later.
+"""Counted: refuses a model or a loss that counts its own passes.
 
-A batch takes a pass for each chunk, and a look at the model takes some more. So a count of passes follows from how many
-records a batch has, and one record more moves the gradients of everybody in all later steps: a temperature that falls
-with the calls of its layer moved them by half their length.
+A batch takes one pass for each chunk, and each look at the model takes some more. So the number of passes depends on
+how many records a batch has. If the model computes with that count, one record more changes the gradients of all
+records in all later steps. Example: a temperature that falls with each call of its layer moved them by half their
+length.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ from torch import Tensor
 
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
+from equidp.gradients.drawn import drawn_apart, reseed
 from equidp.gradients.precision import as_precise_as_norms
-from equidp.gradients.probe import drawn_apart, reseed
 from equidp.gradients.remembered import numbers_in
 
 
 def refuse_counted(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
-    """Refuse numbers that are others after one more pass of the same records `[b, …]`, with the same random numbers.
+    """Refuse a model or a loss in which a number changes by one more pass of the same records.
 
-    Numbers that are looked at are those that `remembered` would set back: attributes, what functions share, and those
-    in lists, dicts, tuples, tensors and arrays there, whether these are changed or others take their place.
+    The numbers are those that `remembered` can set back: attributes, variables that functions share, and numbers in
+    lists, dicts, tuples, tensors and arrays found there. A list that is changed counts, and so does a new list in its
+    place. Both passes draw the same random numbers.
+
+    Args:
+        features: `[b, …]`.
+        labels: `[b, …]`.
 
     Raises:
-        EquidpError: naming the first of them.
+        EquidpError: it names the first number that changed.
     """
     with drawn_apart(passes) as seed, as_precise_as_norms():
 
@@ -31,7 +37,7 @@ def refuse_counted(passes: BookKeeping, features: Tensor, labels: Tensor) -> Non
             reseed(passes, seed)
             passes.norms(features.clone(), labels.clone())
 
-        once()  # what the first pass of so many records sets stays
+        once()  # what only the first pass of this shape sets is no count
         numbers = numbers_in(passes.model, passes.loss)
         once()
         for name, now, before in numbers:
@@ -46,7 +52,7 @@ def refuse_counted(passes: BookKeeping, features: Tensor, labels: Tensor) -> Non
 
 
 def _is_other(after: object, before: object) -> bool:
-    """Whether a number is another one, or one of as many in a list: a list that grows is no count of its own."""
+    """Whether a number changed, or one in a list of unchanged length. A list that grows is not taken as a count."""
     if after is None or before is None:
         return False
     if isinstance(after, tuple) and isinstance(before, tuple):

@@ -1,4 +1,4 @@
-"""Digits: where every bit counts, records are compared to the last bit, beside others and beside their copies."""
+"""Digits: in secure runs a record's gradient must be the same to the last bit, whatever records are beside it."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ from torch import Tensor
 
 from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import BookKeeping
+from equidp.gradients.drawn import drawn_apart, reseed
 from equidp.gradients.picks import refuse_picks
-from equidp.gradients.probe import SEVERAL, drawn_apart, nearby, reseed
+from equidp.gradients.probe import SEVERAL, nearby
 from equidp.gradients.refusals import same
 from equidp.gradients.varied import filled, takes, varied
 
 AGAIN = 3
-"""So many times digits must repeat themselves before others are said to change them."""
+"""Digits must repeat in so many further passes before a difference is blamed on the other records."""
 
 COPIED = 8
-"""So many records are tried among copies of themselves."""
+"""So many records are tried in a batch of copies of themselves."""
 
 
 def compare_digits(
     passes: BookKeeping, seen: Callable[[Tensor, Tensor], list[Tensor]], features: Tensor, labels: Tensor
 ) -> None:
-    """Of the first records of a batch, in pairs: is each one the same to the last bit beside others and beside itself?
+    """Refuse a model or a loss by which other records change a record's last digits.
 
-    What cuts its batch to the longest text, or repeats a step until all have converged, computes the same for a record,
-    but rounds it by the others. Some are tried among copies of themselves. Near the parameters, as no digit of a zero
-    shows.
+    For example, a model may cut its batch to the longest text, or repeat a step until all records have converged. It
+    computes the same function of a record, but rounds it differently beside other records. The first records of the
+    batch are compared in pairs: each beside its neighbour, and each beside a copy of itself. Some are also compared in
+    a batch of their own copies. The parameters are moved a little first, because where one is zero digits do not show.
 
     Args:
-        seen: what passes of a public number of rows compute of `[b, …]` features and labels, forward and backward,
-            `[b, …]` each.
+        seen: computes `[b, …]` features and labels in passes of a public number of rows, and returns what these
+            compute forward and backward, each `[b, …]`.
+        features: `[b, …]`.
+        labels: `[b, …]`.
 
     Raises:
-        EquidpError: for a record that is another one beside others, and not so from time to time, or that may be, as
-            a function rounds by place what a mask picks.
+        EquidpError: a record's digits change with the other records, each time that it is tried; or they may change,
+            because values that a mask picks go through a function that rounds by their place.
     """
     features, labels = features[:SEVERAL], labels[:SEVERAL]
     places = torch.arange(len(features), device=features.device)
@@ -64,7 +68,7 @@ def compare_digits(
                     continue
                 again = ((now(some, labels), now(some[taken], labels[taken])) for _ in range(AGAIN))
                 if not all(_alike(together, of, places) and _alike(beside, its, places) for of, its in again):
-                    continue  # another one each time, as where a GPU adds in no fixed order
+                    continue  # the digits differ from pass to pass, as on a GPU that adds in no fixed order
                 raise EquidpError(
                     "A record's last digits change with the other records of its batch, as the model or the loss "
                     "computes something else for other batches (one cut to its longest text, steps until all have "
@@ -76,5 +80,5 @@ def compare_digits(
 
 
 def _alike(found: Sequence[Tensor], others: Sequence[Tensor], places: Tensor) -> bool:
-    pairs = zip(found, others, strict=False)  # of another number of calls the later ones are others, too
+    pairs = zip(found, others, strict=False)  # the numbers of calls may differ: the last line compares them
     return len(found) == len(others) and all(same(one[places], other[places]) for one, other in pairs)

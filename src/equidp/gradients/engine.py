@@ -29,28 +29,28 @@ from equidp.gradients.shares import WholeShares
 from equidp.gradients.used import of_others
 
 LOOKS_APART = 61
-"""Passes between two looks at a model or a loss of others, at most; at first they follow one another more closely.
+"""At most so many passes lie between two looks at a model or a loss of others; the first looks follow more closely.
 
-A prime: of steps in chunks, the last of which may be a single record, each chunk's turn comes.
+It is a prime, so that every chunk of a step has its turn. The last chunk may be a single record, which shows nothing.
 """
 
 
 class Looks:
-    """When to look again at what is not this package's: at once, then after 1, 3, 7, … times, at most so many apart.
+    """Says when to look again at a model or a loss of others: at once, then after 1, 3, 7, … passes, at most 61.
 
-    What was refused is looked at the next time, too: a notebook's cell may be run again.
+    After a refusal the next pass is looked at again, because a notebook's cell may be run again.
     """
 
     def __init__(self) -> None:
         self._left, self._apart = 1, 1
 
     def due(self) -> bool:
-        """Whether it is time; asked once for each."""
+        """Whether it is time for a look. Ask once for each pass."""
         self._left -= 1
         return self._left <= 0
 
     def held(self) -> None:
-        """What was looked at is sound: until the next time."""
+        """Note that the last look found nothing wrong."""
         self._left, self._apart = self._apart, min(2 * self._apart + 1, LOOKS_APART)
 
 
@@ -65,8 +65,8 @@ class GradientEngine:
         loss: per-record losses of outputs and labels.
         precision: `bf16` runs forward and backward under autocast, on a GPU; norms and sums stay in float32.
         new_recorder: makes what the passes are recorded with, and replayed; None: they are computed afresh every time.
-        rows: public number of rows that every private pass has (`shape.py`); None: those of the batch.
-        exact: a model or a loss of others must compute the same for a record, to the last bit, whoever is beside it.
+        rows: public number of rows that every private pass has (`shape.py`); None: as many as the batch has.
+        exact: whether a model or a loss of others must give each record the same last bits beside any other records.
 
     Raises:
         EquidpError: for a model without trainable parameters, with some that are no float32, or with a layer that mixes
@@ -92,13 +92,13 @@ class GradientEngine:
         self._shares = WholeShares(model, loss)
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
-        self._probed_in: object = None  # the modes of the model's layers, and the shape of records that have windows
-        self._tried = 0  # records of the largest batch that was tried in them
+        self._probed_in: object = None  # modes of the layers (training or not), and a record's shape if it has windows
+        self._tried = 0  # records in the largest batch that was tried in these modes
         self._others = of_others(model, loss)
         self._looks = Looks()  # in passes
         self._looked_at = 0  # rows of the largest pass that was looked at
         self._gradient: Tensor | None = None
-        self._held: list[Tensor] = []  # its parts, one a parameter
+        self._held: list[Tensor] = []  # its parts, one for each parameter
 
     def __repr__(self) -> str:
         return f"<GradientEngine of {type(self.model).__name__}: {self.dimension} trained parameters, {self.precision}>"
@@ -114,7 +114,7 @@ class GradientEngine:
         self._asked = work if self.rows is None else FixedRows(work, self.rows, self._shares)
 
     def train(self) -> None:
-        """Put the model into training mode, its BatchNorms excepted: they were frozen when they were let in."""
+        """Put the model into training mode, except for its BatchNorms, which must be frozen."""
         self.model.train()
         for _, layer in self.passes.batch_norms:
             layer.eval()
@@ -171,10 +171,11 @@ class GradientEngine:
             raise_told(error, self.passes, features, labels)
 
     def try_out(self, features: Tensor, labels: Tensor, views: int = 1) -> None:
-        """Before a model is used on private records: is each one's gradient its own? The last batch is forgotten then.
+        """Try the model before it is used on private records: is each record's gradient its own?
 
-        All are tried in the first batch, by their first views. A model or a loss of others is looked at again from time
-        to time, and in every batch that has more records than any before it, by all.
+        Every model is tried on the first batch, with the first view of each record. A model or a loss of others is
+        looked at again from time to time, with all views, and in every batch that has more records than any before. A
+        trial makes the engine forget the last batch.
 
         Raises:
             EquidpError: as `norms`.
@@ -185,14 +186,16 @@ class GradientEngine:
                 f"{type(labels).__name__}: `packed` makes one of several, and of a model that takes them."
             )
         refuse_around(self.autocast_kind)
-        modes = tuple(layer.training for layer in self._trained.layers())  # in another one a layer may do another thing
-        state = (modes, features.shape[1:] if self.passes.blocks else None)  # of larger records there are more windows
+        modes = tuple(
+            layer.training for layer in self._trained.layers()
+        )  # in another mode a layer may compute otherwise
+        state = (modes, features.shape[1:] if self.passes.blocks else None)  # larger records have more windows
         if state != self._probed_in:
             self._tried = 0
             self._shares.forget()
             self.passes.blocks.forget()
         first = features[: len(labels)] if views > 1 else features
-        # again where there are twice as many: what happens among many does not show among few
+        # again if there are twice as many records: some faults do not show among few
         if len(first) and min(len(first), SEVERAL) >= 2 * self._tried:
             with self._trying(first, labels):
                 refuse_short_products(self.device)
@@ -203,22 +206,23 @@ class GradientEngine:
                     compare_digits(self.passes, self._computed, first, labels)
                 self._tried = tried
                 self._probed_in = (modes, features.shape[1:] if self.passes.blocks else None)
-        # one with more records than any before, too: a model may pass many in pieces, and few at once
+        # also for more records than any before: a model may pass few records at once, and many in pieces
         if len(first) and (self.look_is_due() or (self._others and len(first) > self._looked_at)):
             self.look(features, labels, views)
 
     def look_is_due(self) -> bool:
-        """Whether the next batch is one of those at which a model or a loss of others is looked at; asked once each.
+        """Whether a model or a loss of others is to be looked at in the next batch. Ask once for each batch.
 
-        Each one until a `look` has found nothing.
+        After a refusal this is true for every batch, until a `look` finds nothing wrong.
         """
         return self._others and self._looks.due()
 
     def look(self, features: Tensor, labels: Tensor, views: int = 1) -> None:
-        """Look again whether each record's gradient is its own. The last batch is forgotten then.
+        """Look again whether each record's gradient is its own. The engine forgets the last batch.
 
-        In a pass of as many rows as a private one has: with the public number of rows, or several views, a model or a
-        loss may choose among more than any batch has. The batch fills them, each record as often as any other.
+        The pass has as many rows as a private pass: a model or a loss may choose among all rows, and with a public
+        number of rows, or several views, there are more of them than records. The batch's records are repeated to fill
+        them, each about as often as any other.
 
         Raises:
             EquidpError: as `norms`.
@@ -264,10 +268,10 @@ class GradientEngine:
         return self._of_records(lambda some: self.passes.outputs_at(some, weights), features)
 
     def _computed(self, features: Tensor, labels: Tensor) -> list[Tensor]:
-        """Of records in a pass of so many rows as are tried: outputs, if one tensor, losses, and what gradients are of.
+        """Return what a pass computes of the records: outputs (if they are one tensor) and losses, each `[b, …]`.
 
-        These are what the trained layers are given, and the gradients at their outputs; on a CPU alone, as a GPU may
-        add in no fixed order on the way back.
+        On a CPU also the inputs of the trained layers and the gradients at their outputs. On a GPU these may be added
+        up in no fixed order. The pass has `SEVERAL` rows.
         """
         some, theirs = padded(features, SEVERAL), padded(labels, SEVERAL)
 
@@ -284,7 +288,7 @@ class GradientEngine:
         return [values.detach()[: len(features)] for values in found]
 
     def _of_records(self, forward: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
-        # a row at least: some layers fail on none, and a failed run would tell that a batch was empty
+        # at least one row: some layers fail on an empty batch, and a failed run would reveal that a batch was empty
         some = self.padded(features if len(features) else features.new_zeros(1, *features.shape[1:]))
 
         def work(some: Tensor) -> Tensor:
@@ -294,15 +298,15 @@ class GradientEngine:
         return found[: len(features)]
 
     def padded(self, values: Tensor) -> Tensor:
-        """`[b, …]` and more rows up to the public number of rows, where there is one."""
+        """Return `[b, …]` with rows added up to the public number of rows, if there is one."""
         return values if self.rows is None else padded(values, self.rows)
 
     def plain_sum(
         self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, views: int = 1, padded: bool = False
     ) -> Tensor:
-        """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given.
+        """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units if `owners` are given.
 
-        `padded`: on the public number of rows, those after the records of weight 0; for one view, without owners.
+        `padded`: compute with the public number of rows; added rows have weight 0. Only for one view, without owners.
         """
         if not padded:
             return self.passes.plain_sum(features, labels, owners=owners, views=views)
@@ -326,7 +330,7 @@ class GradientEngine:
             self._gradient = torch.empty_like(flat)
             self._held = self.passes.views(self._gradient)
         for parameter, view in zip(self.parameters, self._held, strict=True):
-            # another one at first, after `zero_grad`, and where a loss was differentiated without the engine
+            # it is another tensor at first, after `zero_grad`, and after a backward() outside the engine
             if parameter.grad is not view:
                 parameter.grad = view
         torch.div(flat, over, out=self._gradient)

@@ -1,4 +1,4 @@
-"""Misfit: what fails inside a model or a loss is told with what it was given, and with what to give instead."""
+"""Misfit: errors from inside a model or a loss, told in a sentence with what it was given and what to give instead."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from equidp.gradients.sites import held
 from equidp.gradients.tape import Tape
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
-"""What torch and models raise of records that they do not take, or where a model's author has made a mistake."""
+"""Errors that torch and models raise on records that they do not accept, or where a model has a mistake."""
 
 
 PARTS = "Their names are the arguments of the model's forward; without names they are in its order."
 
 MOST_KINDS = 10_000
-"""So many different labels are tried."""
+"""At most so many different labels are tried."""
 
 
 def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: Tensor) -> NoReturn:
-    """Raise what a pass on these records has raised, in a sentence where the model or the loss alone fails on them.
+    """Raise the error of a pass on these records again, in a clear sentence where the model or the loss is its cause.
 
     Raises:
-        EquidpError: which of the two fails, on what, and what it is to be given.
+        EquidpError: it says whether the model or the loss fails, on what, and what to give it.
     """
     if "torch.utils.checkpoint" in str(error):
         raise EquidpError(
@@ -49,7 +49,7 @@ def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: 
             "A trained layer is called within torch.vmap (or another transform of torch.func), where nobody sees which "
             "record it is given: call it on all rows, which may be several of each record, as x.flatten(0, 1)."
         ) from error
-    # what a device lacks is no fault of the records; `set_deterministic` has words of its own
+    # the records are not to blame for an error of the device; `set_deterministic` has its own message
     passed_on = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "deterministic" in str(error)
     some = features[: len(labels)]
     if sentence := "" if passed_on else _sentence(passes, some, labels) or _of_held(passes, some):
@@ -58,26 +58,27 @@ def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: 
 
 
 def refuse_odd_records(model: nn.Module, loss: Loss, features: Tensor, labels: Tensor) -> None:
-    """Refuse, before anything is charged, what would fail the run in the first batch that has it, hours later.
+    """Refuse records and labels that would stop the run hours later, in the first batch that has them.
 
-    Tried are the records of the largest and the smallest number, such as an id beyond a vocabulary, and each class
-    there is; by copies on a CPU, which keep what models and losses remember, and survive what they refuse. Records are
-    copied, too: a model may write into them, and which are the largest depends on all.
+    Nothing is charged yet. The records with the largest and the smallest number are tried, because one of them may be
+    an id beyond a vocabulary; and so is each class. Copies of the model and the loss are tried on the CPU: whatever
+    these remember stays in the copies, and a failure does no harm, as it would on a GPU. The records are copied, too,
+    because a model may write into them, and the choice of the largest depends on all records.
 
     Raises:
-        EquidpError: for a loss that is no number for each record, and for a record or a label on which model or loss
-            fail, where they take the first ones.
+        EquidpError: the loss does not give one number for each record; or the model or the loss fails on a record or a
+            label, although it accepts the first.
     """
     try:
         tried, judged = copy.deepcopy(model), copy.deepcopy(loss)
-    except Exception:  # whatever forbids copies, as a scripted function does
+    except Exception:  # anything may forbid copies; scripted functions do
         return
     try:
         tried, judged = tried.cpu(), judged.cpu() if isinstance(judged, nn.Module) else judged
         with torch.no_grad():
             outputs = tried(_copied(features, 0))
             losses = judged(outputs, _copied(labels, 0))
-    except FAILURES:  # the first step has words for it
+    except FAILURES:  # the first step explains this error
         return
     if torch.is_tensor(losses):
         one_each(losses, features[:1])
@@ -109,7 +110,7 @@ def _copied(values: Tensor, row: int) -> Tensor:
 
 
 def _extremes(features: Tensor) -> set[int]:
-    """The rows of the largest and the smallest number; none where these have no order, as truth values have none."""
+    """Return the rows of the largest and the smallest number; no row for numbers without an order, such as booleans."""
     try:
         return {int(at) // features[0].numel() for at in (features.argmax(), features.argmin())}
     except FAILURES:
@@ -153,9 +154,10 @@ def _of_loss(error: Exception) -> str:
 
 
 def _of_held(passes: BookKeeping, features: Tensor) -> str:
-    """What is said of a model that fails where each record is given as its own what all share.
+    """Return a sentence for a model that fails because each record is given its own copy of what all records share.
 
-    That is a parameter, or what a table gives that is read once for all. Windows are more rows than there are records.
+    That is a parameter used as a tensor, or the rows of a table that the model looks up once for the whole batch. The
+    typical failure: there are more windows than records, so the copies do not fit them.
     """
     for site in (one for one in passes.sites if one.rule in (held, embedding)):
         blocks = Blocks()
@@ -187,7 +189,7 @@ def _reason(error: Exception) -> str:
 
 
 def halved_by_itself(passes: BookKeeping, features: Tensor) -> bool:
-    """Whether the model turns autocast on in its own forward, and so computes layers in half precision."""
+    """Whether the model turns autocast on in its own forward, so that it computes layers in half precision."""
     if passes.precision != "float32":
         return False
     found: list[bool] = []
@@ -196,7 +198,7 @@ def halved_by_itself(passes: BookKeeping, features: Tensor) -> bool:
         for layer in passes.model.modules()
     ]
     try:
-        passes.outputs_at(features.clone(), None)  # a model may write into its records
+        passes.outputs_at(features.clone(), None)  # a copy, because a model may write into its records
     finally:
         for hook in hooks:
             hook.remove()

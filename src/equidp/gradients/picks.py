@@ -1,10 +1,12 @@
-"""Picks: in a secure run, what is computed of values that records pick must not depend on the place they are at.
+"""Picks: in a secure run, the digits of a value must not depend on its place in a tensor that a mask has made.
 
-A mask (`outputs[known]`) gives as many values as the records say, each at a place that follows from those before it. A
-CPU computes the last values of a tensor, which fill no vector, by another function (sigmoids, BCE), and some rows of a
-product by another kernel, as their number is. One record more gives others other last digits, which any two batches
-show seldom. So one pass shows which functions are given such values: what is not known to be exact at any place is
-refused. What a script computes is not seen, nor is what numpy or lists of places pick.
+A mask (`outputs[known]`) picks as many values as the records say. The place of each value depends on the records before
+it. On a CPU the place can change the digits: the last values of a tensor, which do not fill a vector of the processor,
+go through another function (in sigmoids and BCE), and some rows of a matrix product go through another kernel. So one
+record more can change the last digits of other records. Comparing a few batches seldom shows this.
+
+Instead, one pass shows which torch functions are given picked values. A function that is not known to give the same
+digits at every place is refused. What TorchScript computes is not seen, nor what numpy or Python lists pick.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.shares import CHOOSING, SIZED, asks_for_sizes, is_cut, is_mask, shares_columns
 
 ROWS = 37
-"""Of the pass: a prime above what is tried, as no width of a model is by chance."""
+"""Number of records in the pass: a prime that is unlikely to be a width of the model, and above what is tried."""
 
 FILLING = frozenset({"setitem", "index_put", "masked_scatter", "scatter", "scatter_add", "index_add", "index_copy"})
-"""What puts picked values to places of their own: what is filled keeps its size."""
+"""Functions that write picked values into a tensor. That tensor keeps its size, so its values are not picked."""
 
 EXACT = (
     FILLING
@@ -41,17 +43,17 @@ EXACT = (
     | {"relu", "maximum", "minimum", "amax", "amin", "max", "min", "masked_fill", "nan_to_num", "l1_loss"}
     | {"mse_loss", "cross_entropy", "nll_loss", "log_softmax", "softmax", "layer_norm"}
 )
-"""Names of functions, without underscores around them, that give a value the same digits at any place, and on the way
-back too: each value by itself, rounded as IEEE says, or each row along the last dimension by itself."""
+"""Names of functions, without underscores around them, whose digits do not depend on the place, in the backward pass
+too. They compute each value by itself with IEEE rounding, or each row along the last dimension by itself."""
 
 SUMS = frozenset({"sum", "mean"})
-"""Exact along the last dimensions of what lies in order; else columns that fill no vector are added up otherwise."""
+"""Exact over the last dimensions of a contiguous tensor. Else columns that fill no vector are added up differently."""
 
 
 class Picks(TorchFunctionMode):
-    """Which function that may round by place is given values meanwhile that records have picked.
+    """Within this mode: finds the first function that is given picked values and may round them by their place.
 
-    What again has as many rows as there are records holds whole vectors, wherever its values came from.
+    A result that again has one row for each record does not count as picked.
     """
 
     def __init__(self, *records: Tensor) -> None:
@@ -64,7 +66,7 @@ class Picks(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """What the function returns, as it is."""
+        """Return what the function returns, unchanged."""
         kwargs, whole = kwargs or {}, getattr(func, "__name__", "")
         given, name = list(_tensors((args, kwargs))), whole.strip("_")
         found = func(*args, **kwargs)
@@ -73,7 +75,7 @@ class Picks(TorchFunctionMode):
         in_place = args[:1] if whole == f"{name}_" or name in ("setitem", "set") else ()
         results = [*_tensors(found), *_tensors(kwargs.get("out")), *in_place]
         self._of_records.update((id(one), one) for one in results)
-        # the rows of each expert's product are as many as records pick
+        # of experts: the records decide how many rows each expert's product has
         picked = given[:1] if name == "grouped_mm" else [one for one in given if id(one) in self._picked]
         if picked and any(one.is_floating_point() or one.is_complex() for one in results):
             self.inexact = self.inexact or ("" if _exact(name, picked[0], args, kwargs) else name)
@@ -83,11 +85,11 @@ class Picks(TorchFunctionMode):
         )
         if not (picked or chosen) or (name in FILLING and id(given[0]) not in self._picked):
             return found
-        # as many values as there are records may have been picked by chance, unless they are asked to be so many
+        # a mask may by chance pick as many values as there are records; a given size of so many is no chance
         by_chance = (chosen and _of_rows(name, args)) or self.rows in map(len, picked)
         by_chance = by_chance and not (name in SIZED and self.rows in _numbers(args)[:1])
         for one in results:
-            if one.dim() and (by_chance or len(one) != self.rows):  # a single number is at no place
+            if one.dim() and (by_chance or len(one) != self.rows):  # a single number has no place
                 self._picked[id(one)] = one
         return found
 
@@ -96,12 +98,12 @@ def refuse_picks(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
     """Refuse a model or a loss that gives picked values to a function that may round them by their place.
 
     Args:
-        passes: of the model and the loss; only a forward pass is made.
-        features: `[b, …]`, of up to 36 records.
+        passes: the passes of the model and the loss. Only a forward pass is made.
+        features: `[b, …]`, at most 36 records.
         labels: `[b, …]`.
 
     Raises:
-        EquidpError: naming the function.
+        EquidpError: it names the function.
     """
     places = torch.arange(ROWS, device=features.device).clamp(max=len(features) - 1)
     some, theirs = features[places], labels[places]
@@ -117,7 +119,7 @@ def refuse_picks(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
 
 
 def _tensors(values: object) -> Iterator[Tensor]:
-    """Those in lists, tuples, dicts and slices too."""
+    """Yield the tensors in a value, also those in lists, tuples, dicts and slices."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, slice):
@@ -128,7 +130,7 @@ def _tensors(values: object) -> Iterator[Tensor]:
 
 
 def _of_rows(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether what is chosen may be along the first dimension."""
+    """Whether a function may choose along the first dimension."""
     if name == "narrow":
         return args[1:2] == (0,)
     if name != "getitem":
@@ -138,12 +140,12 @@ def _of_rows(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _numbers(args: tuple[Any, ...]) -> list[Any]:
-    """Whole numbers that a function is given, such as sizes."""
+    """Return the whole numbers that a function is given, such as sizes."""
     return [one for part in args for one in (part if isinstance(part, list | tuple) else (part,)) if type(one) is int]
 
 
 def _exact(name: str, values: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether what a function makes of picked values is the same at any place."""
+    """Whether a function gives picked values the same digits at every place."""
     if name == "pow":
         return len(args) > 1 and isinstance(args[1], int | float) and args[1] == 2
     if name not in SUMS:

@@ -1,22 +1,23 @@
-"""Probe: one look, at a run's first batch, at whether a model's per-record gradients are what they claim to be.
+"""Probe: a trial of the model on a run's first batch, which checks the per-record gradients against autograd.
 
-Gradients are kept per layer. A parameter that reaches the loss past its own layer (a weight used by a function, say),
-or a layer of the user's own in which records meet, would make them wrong without any sign of it. So two records are
-tried: each one's gradient and its norm have to be autograd's, and so have those of a unit of both. Neither's norm may
-depend on the other, or on its being there. Where a model draws random numbers, records may meet by chance (mixup): then
-several draws are tried.
+Per-record gradients are computed layer by layer. Two mistakes would make them wrong without any sign: a parameter that
+reaches the loss past its own layer (a weight that a function uses), and a layer in which records meet. So the trial
+checks the following.
 
-Two records may happen not to show that records meet: texts that are sorted, or cut, by their lengths; gaps that are
-filled by a mean; layers that take records in fours. So some more are tried beside others and in another order, also
-with every second one shortened or darkened. What only other records would show, or chance shows seldom, no trial finds.
+- **Two records.** The gradient of each record, and its norm, must be those of autograd. So must those of a unit of
+  both records. A record's norm must not depend on the other record, nor on whether there is another.
+- **Several draws.** If the model draws random numbers, records may meet by chance (mixup): several draws are tried.
+- **More records.** Two records may happen not to show that records meet: texts that are sorted or cut by length, gaps
+  that are filled by a mean, layers that take records in fours. So more records are tried beside others and in another
+  order, also with every second record shortened or darkened.
+- **Every trained parameter gets a gradient.** If the loss does not depend on a parameter, only noise would move it.
+- **No forward pass changes a buffer or a parameter.** A buffer would leave with the model, exact and without noise.
+- **Nothing of the first records is kept elsewhere**, because it would be in all later gradients.
 
-The norm matters most: the weight follows from it, and no sum shows that it is too small. It may be larger than
-autograd's by what `overstatement` says, where a gradient cancels (`rounding.py`).
+The norm matters most: the clipping weight follows from it, and no sum of gradients shows that it is too small. Where a
+gradient cancels, our norm may be larger than that of autograd by what `overstatement` allows (`rounding.py`).
 
-Every trained parameter has to get a gradient: one that the loss does not depend on would be moved by noise alone.
-
-Nor may a forward pass change a buffer or a parameter: what it learns there would leave with the model, exact and
-without noise. What it keeps elsewhere, of the first records alone, would be in all later gradients.
+A trial cannot find everything. A fault that only other records would show, or that chance shows seldom, stays unseen.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from equidp.errors import EquidpError
 from equidp.gradients.blocks import Asking
 from equidp.gradients.bookkeeping import BookKeeping
+from equidp.gradients.drawn import drawn_apart, generators, reseed
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
 from equidp.gradients.precision import as_precise_as_norms, spoiling
@@ -37,28 +39,36 @@ from equidp.gradients.refusals import changed, refuse_batch_statistics, same
 from equidp.gradients.remembered import remembered
 from equidp.gradients.shares import scripted
 from equidp.gradients.varied import varied
-from equidp.system.threads import GLOBAL_RANDOM
 
 RECORDS = 2
 SEVERAL = 32
 DRAWS = 20  # of a model that draws: two records meet in each with a chance of a half where they are shuffled
 TOLERANCE = {"float32": 1e-3, "bf16": 5e-2}
-"""Share of a gradient's norm; rounding stays far below it, a forgotten contribution does not."""
+"""Allowed difference as a share of a gradient's norm: far above rounding, and far below a missing contribution."""
 
 
 def probe(passes: BookKeeping, features: Tensor, labels: Tensor, *, others: bool) -> int:
-    """Try the first records of a batch; how many were tried, 0 where they show nothing.
+    """Try the model on the first records of a batch.
 
-    `others`: whether a layer or the loss is neither torch's nor of this package (`of_others`): those keep nothing.
+    The model is tried at its parameters and at others nearby. If a last layer begins at zero, all gradients below it
+    are zero, and records that meet there would not show.
 
-    It is done at the parameters and near them: where a last layer begins at zero, all gradients below it are zero, and
-    records that meet there do not show.
+    Random numbers that the model draws (dropout) come from a copy of the generators, so the run draws the same as
+    without the trial.
 
-    Random numbers that the model draws (dropout) come from a copy of the generators, which are left as they were.
+    Args:
+        passes: the forward and backward passes of the model.
+        features: `[b, …]`.
+        labels: `[b, …]`.
+        others: whether a layer or the loss is neither torch's nor of this package (`of_others`). Only these may keep
+            something from pass to pass.
+
+    Returns:
+        How many records were tried; 0 if their gradients are not finite, which shows nothing.
 
     Raises:
-        EquidpError: naming a parameter whose gradients are wrong or missing, or a parameter or buffer that changes, or
-            saying that records mix or that norms are wrong.
+        EquidpError: it names a parameter whose gradients are wrong or missing, or a parameter or buffer that changes,
+            or says that records mix or that norms are wrong.
     """
     features, labels = features[:SEVERAL], labels[:SEVERAL]
     two = _first_two(features, labels)
@@ -70,10 +80,10 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor, *, others: bool
 
 
 def _probed(passes: BookKeeping, features: Tensor, labels: Tensor, two: list[int], *, others: bool) -> int:
-    # with cuDNN's TF32 a sound model's gradients could differ by more than is allowed here
+    # with cuDNN's TF32 the gradients of a sound model could differ by more than is allowed here
     with drawn_apart(passes) as seed, as_precise_as_norms():
-        refuse_batch_statistics(passes.batch_norms)  # before any pass, as each moves the running statistics
-        before = _kept_now(passes)  # of the very first pass: what is set by it is the same ever after
+        refuse_batch_statistics(passes.batch_norms)  # before any pass, because each pass moves the running statistics
+        before = _kept_now(passes)  # before the very first pass: a buffer that only this one sets never changes again
         set_back = remembered(passes.model, passes.loss) if others else None
         if passes.device.type == "cpu" and halved_by_itself(passes, features):
             raise spoiling("The model turns torch.autocast on in its own forward", "leave it out there")
@@ -81,7 +91,7 @@ def _probed(passes: BookKeeping, features: Tensor, labels: Tensor, two: list[int
         if set_back is not None:
             _compare_first(passes, features, labels, seed, set_back)
         if not _found_sound(passes, features[two], labels[two], seed):
-            # their own gradients are not finite: others' may be
+            # the gradients of these two are not finite; those of other records may be
             finite = _norms(passes, features, labels, seed).isfinite()
             if not finite.any():
                 return 0
@@ -97,24 +107,27 @@ def _probed(passes: BookKeeping, features: Tensor, labels: Tensor, two: list[int
 def _compare_first(
     passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, set_back: Callable[[], None]
 ) -> None:
-    """Each record's norm after a pass with the first one alone, and after records of nobody with the batch's labels;
-    and two records' norms after a pass with all, and without one.
+    """Refuse a model or a loss that keeps something of the records in its first pass.
 
-    What the very first pass leaves beside parameters and buffers, such as a mean that is subtracted ever after, is the
-    same in all later passes, and so no comparison of these shows it. Nor do they show what grows: once a pass has seen
-    the largest number of a batch, records are divided by it in all others.
+    For example, it may subtract the mean of the first batch ever after. All later passes do the same, so comparing them
+    shows nothing. The same holds for something that only grows, such as the largest number seen so far, by which
+    records are divided. So what the model and the loss remember is set back (`set_back`), and these are compared:
+
+    - the norms of all records after a first pass with the first record alone, and after a first pass with records of
+      zeros that have the batch's labels;
+    - the norm of the first record, and of the last, after a pass with all records, and without such a pass.
     """
     found = []
     for some, theirs in ((features[:1], labels[:1]), (torch.zeros_like(features), labels)):
         set_back()
-        with contextlib.suppress(*FAILURES):  # the model takes no such records
+        with contextlib.suppress(*FAILURES):  # the model does not accept such records
             passes.norms(some.clone(), theirs.clone())
         found.append(_norms(passes, features, labels, seed))
     after_one, after_nobody = found
     _compare_norms(passes, after_one, after_nobody, share=0.01)
-    for place in sorted({0, len(features) - 1}):  # one of them is not the largest record of all
+    for place in sorted({0, len(features) - 1}):  # at least one of the two is not the record with the largest number
         one, its = features[place : place + 1], labels[place : place + 1]
-        with contextlib.suppress(*FAILURES):  # the model takes no record alone
+        with contextlib.suppress(*FAILURES):  # the model does not accept a record alone
             after_all = _norms(passes, one, its, seed)
             set_back()
             _compare_norms(passes, after_all, _norms(passes, one, its, seed), share=0.01)
@@ -122,13 +135,19 @@ def _compare_first(
 
 
 def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: int) -> None:
-    """Look once more, at a whole batch: by three passes, each half beside the other and beside itself.
+    """Compare records of a whole batch once more, later in the run.
 
-    Of several views, one after another, each has so many records: halves are of each view, as a record's are alike.
+    A model or a loss of others may come to do something that it did not do in the trial. It may add a penalty over the
+    batch whose weight began at 0, choose among more records than were tried, or write into its buffers past autograd
+    (`.data`). Three passes compare the norms of each half of the batch beside the other half and beside a copy of
+    itself.
 
-    A model or a loss of others may do what it did not when it was tried: weigh in a penalty over the batch whose weight
-    began at 0, choose among more records than were tried, or write into its buffers past autograd (`.data`), which one
-    record alone would show.
+    Args:
+        passes: the forward and backward passes of the model.
+        features: `[records, …]`, or `[m·records, …]` for m views (augmented copies) of each record, one view after the
+            other.
+        labels: as long as the features.
+        records: the number of records. Halves are taken within each view, because the views of one record are alike.
 
     Raises:
         EquidpError: as `probe`.
@@ -142,11 +161,17 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: i
 
 
 def _first_two(features: Tensor, labels: Tensor, among: Tensor | None = None) -> list[int]:
-    """The first record and the next one with other features, as mixing does not show between equals; else one.
+    """Return the places of the first record and of the next one with other features; of one if all are equal.
 
-    Of those that are finite, if any are: one that is not shows nothing, and, first in every batch, would hide all. And
-    rather not of one number throughout: a normalisation makes rounding of a blank image, which differs from autograd's,
-    and to refuse it would tell of it.
+    Two equal records would not show that records mix. Records with numbers that are not finite come into question only
+    if there are no others: they show nothing, and one that comes first in every batch would always hide the others.
+    Records of a single repeated number come last. A normalisation turns a blank image into mere rounding, which differs
+    from that of autograd, and a refusal would reveal that there is such a record.
+
+    Args:
+        features: `[b, …]`.
+        labels: `[b, …]`.
+        among: `[b]`, which records may be taken; None for all.
     """
     rows = features.unsqueeze(1).flatten(1)
     finite = rows.isfinite().all(1) & labels.isfinite().unsqueeze(1).flatten(1).all(1)
@@ -158,14 +183,14 @@ def _first_two(features: Tensor, labels: Tensor, among: Tensor | None = None) ->
 
 
 def nearby(passes: BookKeeping) -> Tensor:
-    """`[d]` parameters of which none is zero."""
+    """Return `[d]` parameters near those of the model, none of them zero."""
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in passes.parameters])
     moved = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)).to(flat.device)
     return flat + 0.01 * moved
 
 
 def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
-    """Whether two records (or one) were tried; false where their gradients are not finite."""
+    """Try two records, or one; return False if their gradients are not finite, so that nothing was tried."""
     before = _kept_now(passes)
     norms = _norms(passes, features, labels, seed)
     _compare_kept(passes, before)
@@ -175,7 +200,7 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
     unreached = set(passes.without_gradient())
     ours = passes.weighted_sum(torch.ones_like(norms))
     expected = _by_autograd(passes, features, labels, seed)
-    if unreached and _draws(passes, features, labels, seed):  # a layer may be left out by chance
+    if unreached and _draws(passes, features, labels, seed):  # the model may leave out a layer by chance
         for draw in range(1, DRAWS):
             _norms(passes, features, labels, seed + draw)
             unreached &= set(passes.without_gradient())
@@ -190,7 +215,7 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
             if together is not None:
                 alone = [_norms(passes, features[i : i + 1], labels[i : i + 1], seed) for i in range(RECORDS)]
                 _compare_norms(passes, together, torch.cat(alone))
-    # by now a model that remembers, however slowly, has seen others, or this one again
+    # a model that remembers records, however slowly, has seen others by now, or the same ones again
     _compare_norms(passes, norms, _norms(passes, features, labels, seed), share=0.01)
     if len(features) == RECORDS:
         twice, owners = torch.tensor([[0, 1, 0], [0, 1, 1]], device=features.device)
@@ -200,9 +225,10 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
 
 
 def _try_blocks(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
-    """Of a layer that sees several rows of each record: are they as many where it is alone, and one after the other?
+    """Check a layer that sees several rows of each record: does a record alone have as many, and in the same order?
 
-    A record alone is tried beside one of zeros, as copies of it would hide what is in another order.
+    The record alone is compared with the record beside one of zeros. Beside a copy of itself, rows in another order
+    would not show.
     """
     if scripted(passes.model, passes.loss):
         raise EquidpError(
@@ -223,7 +249,7 @@ def _try_blocks(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int
 
 
 def _ask_nothing(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
-    """Refuse a layer that sees as many rows as records have told torch to give."""
+    """Refuse a layer of several rows a record if torch was asked before for a size that numbers in records decide."""
     with Asking() as passes.blocks.asking:
         try:
             _norms(passes, features, labels, seed)
@@ -241,9 +267,10 @@ def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed
 
 
 def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, apart: int = 1) -> None:
-    """Of records in pairs, so many places apart, each one's norm beside the others with its norm where both are it.
+    """Refuse a model in which a record's norm changes when its partner is replaced by a copy of the record.
 
-    It keeps its place in the batch, so the same numbers are drawn for it.
+    Partners are `apart` places apart. The record keeps its place in the batch, so the model draws the same random
+    numbers for it.
     """
     if not _changed_beside(passes, features, labels, seed, apart):
         return
@@ -272,7 +299,10 @@ def _changed_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed:
 
 @contextlib.contextmanager
 def _undrawn(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> Iterator[Tensor | None]:
-    """Norms of the model as it draws no random numbers, which are others elsewhere; None where it always draws some."""
+    """Yield the norms of the model without its random numbers, which differ with a record's place in the batch.
+
+    A model that draws is put into evaluation mode; None if it still draws there.
+    """
     with evaluating(passes.model) if _draws(passes, features, labels, seed) else contextlib.nullcontext():
         first, second = (_norms(passes, features, labels, seed + draw) for draw in (0, 1))
         yield first if _close(passes, first, second) else None
@@ -281,25 +311,25 @@ def _undrawn(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -
 def _draws(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
     """Whether the model draws random numbers."""
     reseed(passes, seed)
-    undrawn = _generators(passes)
+    undrawn = generators(passes)
     passes.norms(features.clone(), labels.clone())
-    return not _generators(passes).equal(undrawn)
+    return not generators(passes).equal(undrawn)
 
 
 def _compare_each(
     passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None
 ) -> None:
-    """Every record's (or unit's) gradient and its norm with autograd's."""
+    """Compare the gradient of every record (or unit) and its norm with those of autograd."""
     norms = _norms(passes, features, labels, seed, owners)
     alone = torch.ones_like(norms).diag()
     ours, larger = [passes.weighted_sum(one) for one in alone], passes.overstatement()
     expected = [_by_autograd(passes, features, labels, seed, owners, one) for one in alone]
     for mine, true in zip(ours, expected, strict=True):
         _compare_sums(passes, features, mine, true, norms)
-    true_norms = torch.stack([true.double().norm() for true in expected])  # in float32 millions of squares lose digits
+    true_norms = torch.stack([true.double().norm() for true in expected])  # float32 loses digits over many squares
     allowed, most = TOLERANCE[passes.precision], (true_norms.square() + larger).sqrt()
     slack = allowed * 1e-6
-    # not "outside": what is not a number is not within either
+    # asks for "within", not "outside": NaN is neither
     if not ((norms >= (1 - allowed) * true_norms - slack) & (norms <= (1 + allowed) * most + slack)).all():
         raise EquidpError(
             f"The norms of {'records' if owners is None else 'units'}' gradients are not those of autograd, though the "
@@ -330,33 +360,11 @@ def _by_autograd(
 
 def _norms(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> Tensor:
     reseed(passes, seed)
-    return passes.norms(features.clone(), labels.clone(), owners=owners)  # a model may write into its records
-
-
-@contextlib.contextmanager
-def drawn_apart(passes: BookKeeping) -> Iterator[int]:
-    """Within, passes that leave the generators as they were; the seed that `reseed` lets these begin at."""
-    devices = [passes.device] if passes.device.type == "cuda" else []
-    with GLOBAL_RANDOM, torch.random.fork_rng(devices=devices):
-        yield torch.random.initial_seed()
-
-
-def reseed(passes: BookKeeping, seed: int) -> None:
-    """Let the generators that the model may draw from begin at this seed."""
-    torch.random.default_generator.manual_seed(seed)
-    if passes.device.type == "cuda":
-        # `manual_seed` would take the current device's generator
-        torch.cuda.set_rng_state(torch.Generator(passes.device).manual_seed(seed).get_state(), passes.device)
-
-
-def _generators(passes: BookKeeping) -> Tensor:
-    """State of the generators that the model may draw from."""
-    states = [torch.get_rng_state()]
-    return torch.cat([*states, torch.cuda.get_rng_state(passes.device)] if passes.device.type == "cuda" else states)
+    return passes.norms(features.clone(), labels.clone(), owners=owners)  # copies: a model may write into its records
 
 
 def _kept(passes: BookKeeping) -> Iterator[tuple[str, Tensor]]:
-    """What leaves with the model, trained or not."""
+    """Yield everything that is released with the model: parameters, trained or not, and buffers."""
     yield from passes.model.named_parameters()
     yield from passes.model.named_buffers()
 
@@ -367,7 +375,7 @@ def _kept_now(passes: BookKeeping) -> dict[str, Tensor]:
 
 def _compare_kept(passes: BookKeeping, before: dict[str, Tensor]) -> None:
     for name, value in _kept(passes):
-        known = before.get(name)  # None: made in the forward pass
+        known = before.get(name)  # None if the forward pass made it
         if known is None or not same(value, known):
             raise changed([name], anew=known is None or known.shape != value.shape)
 
@@ -395,7 +403,7 @@ def _compare_sums(passes: BookKeeping, features: Tensor, ours: Tensor, expected:
     sizes = [p.numel() for p in passes.parameters]
     allowed = TOLERANCE[passes.precision]
     for parameter, mine, true in zip(passes.parameters, ours.split(sizes), expected.split(sizes), strict=True):
-        # of the records' norms, as their sum may cancel
+        # measured by the records' norms as well, because their sum may cancel
         if (mine - true).norm() > allowed * (true.norm() + 0.1 * norms.sum()):
             if halved_by_itself(passes, features):
                 raise EquidpError(
@@ -426,8 +434,8 @@ def _mixed() -> EquidpError:
 
 def _close(passes: BookKeeping, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
     finite = norms.isfinite()
-    # of many records some may have next to no gradient, which is rounding: it is measured by theirs
+    # among many records some may have almost no gradient, only rounding, so the mean norm is the measure
     floor, share = (1e-6, share) if len(norms) <= RECORDS else (norms[finite].mean(), 0.1)
     close = (norms - others).abs() <= share * TOLERANCE[passes.precision] * (norms + floor)
-    # not "larger than": what is not a number is no equality either, unless it is none in both
+    # asks for "close", not "different": NaN is neither, and counts as equal only where both are not finite
     return bool((close | ~(finite | others.isfinite())).all())

@@ -1,4 +1,4 @@
-"""What a model and its loss remember from pass to pass beside parameters and buffers, so that it can be set back."""
+"""Remembered: what a model and its loss keep between passes beside parameters and buffers, and how to set it back."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from equidp.gradients.used import (
 )
 
 TORCHS = frozenset(vars(nn.Module()))
-"""Attributes that torch gives a module: what it trains, its buffers, its layers and its hooks."""
+"""Attributes that torch gives every module: its parameters, buffers, layers and hooks."""
 
 FILLED = (dict, list, set, deque, OrderedDict, defaultdict, Counter)
 FIXED = (tuple, frozenset)
 CACHED = type(functools.lru_cache(lambda: None))
 
 CELL = vars(CellType)["cell_contents"]
-"""Of a variable that functions share: read, set and deleted like a slot."""
+"""The content of a variable that functions share (a closure's cell). It is read, set and deleted like a slot."""
 
 FEW = 64
-"""Numbers that are looked for in a list, a tuple, a dict, an array or a tensor, whatever stands in its place later."""
+"""A list, tuple, dict, array or tensor of at most so many numbers is compared number by number."""
 
 NOTHING = object()
 
@@ -50,11 +50,14 @@ Undo = Callable[[], None]
 
 
 def remembered(model: nn.Module, loss: object) -> Undo:
-    """What sets it back to what it is now, in the same objects; what is as it was is left alone.
+    """Return a function that sets everything the model and its loss remember back to its present state.
 
-    It is in attributes of layers, and of functions and objects that others wrote; in variables that such functions
-    share with those around them, in their defaults, and in global ones; in objects, classes, modules and caches of the
-    packages that layers and loss are of; and in lists, dicts, sets, arrays and tensors among these.
+    It writes into the same objects, and leaves those that have not changed alone. It looks in these places:
+
+    - attributes of layers, and of functions and objects written by others than torch and this package;
+    - variables that such functions share with those around them, their defaults, and global variables;
+    - objects, classes, modules and caches of the packages that the layers and the loss come from;
+    - lists, dicts, sets, arrays and tensors found in any of these.
     """
     undo = _Walk(model, loss).undo
 
@@ -66,12 +69,15 @@ def remembered(model: nn.Module, loss: object) -> Undo:
 
 
 def numbers_in(model: nn.Module, loss: object) -> list[tuple[str, Callable[[], object], object]]:
-    """Of each number there, or a list's numbers, its name, what reads it, and what it is now."""
+    """Return all numbers found there: for each its name, a function that reads it, and its present value.
+
+    A short list of numbers, or a small tensor, counts as one number: a tuple of values.
+    """
     return _Walk(model, loss).numbers
 
 
 class _Walk:
-    """Along all that a model and its loss hold."""
+    """A walk along everything that a model and its loss hold."""
 
     def __init__(self, model: nn.Module, loss: object) -> None:
         found = [*used_by(model), *used_by(loss), *innermost(loss)]
@@ -81,16 +87,16 @@ class _Walk:
         self._own = own_packages(model, loss)
         self.numbers: list[tuple[str, Callable[[], object], object]] = []
         self.undo, left = list[Undo](), [*model.modules(), *found]
-        # what the model trains and its buffers are compared for themselves
+        # parameters and buffers are compared elsewhere (`probe.py`)
         seen = {id(one): one for one in (*model.parameters(), *model.buffers())}
         while left:
             one = left.pop()
             if type(one) not in PLAIN and id(one) not in seen:
-                seen[id(one)] = one  # so that no other gets its id
+                seen[id(one)] = one  # kept alive, so that no other object gets its id
                 left += self._passed(one)
 
     def _passed(self, one: Any) -> list[Any]:
-        """Note what sets this one back; what it holds."""
+        """Note how to set an object back, and return the objects that it holds."""
         kind = type(one)
         if kind in FILLED or kind in FIXED:
             if kind in FILLED:
@@ -121,7 +127,7 @@ class _Walk:
         return type(one) is SimpleNamespace or (package_of(one) in self._own and not inspect.isroutine(one))
 
     def _function(self, function: FunctionType) -> list[Any]:
-        """Variables of the functions around it, its defaults, and global ones."""
+        """Note a function's shared variables, defaults and global variables, and return what they hold."""
         space = function.__globals__
         self._names(space, global_names(function, "STORE_GLOBAL"))
         held = [self._slot(cell, CELL) for cell in function.__closure__ or ()]
@@ -146,7 +152,10 @@ class _Walk:
         return [of for name, of in data.items() if name in self._named]
 
     def _object(self, one: Any) -> list[Any]:
-        held, space = list[Any](type(one).__mro__), getattr(one, "__dict__", None)  # a scripted function has none
+        held, space = (
+            list[Any](type(one).__mro__),
+            getattr(one, "__dict__", None),
+        )  # scripted functions have no __dict__
         if isinstance(space, dict):
             hidden = TORCHS if id(one) in self._layers else frozenset()
             self._attributes(type(one).__name__, space, hidden)
@@ -155,7 +164,7 @@ class _Walk:
         return [*held, *(self._slot(one, slot) for slot in slots_of(one))]
 
     def _slot(self, one: object, slot: Any) -> object:
-        """Note what sets a slot back; what it holds."""
+        """Note how to set a slot back, and return what it holds."""
         self.undo.append(partial(_slot_back, one, slot, before := _in_slot(one, slot)))
         name = "A variable that functions share" if slot is CELL else f"{type(one).__name__}.{slot.__name__}"
         self._number(name, partial(_in_slot, one, slot), before)
@@ -178,14 +187,14 @@ class _Walk:
 
 
 def _is_data(one: object) -> bool:
-    """Whether it is no function, class or module: of a module or a class others than those in use may hold much."""
+    """Whether an object is data: no function, class or module, which may hold much that the model does not use."""
     return not (isinstance(one, (type, ModuleType)) or inspect.isroutine(one) or inspect.isdatadescriptor(one))
 
 
 def _number_of(one: object) -> object:
-    """A number, or a tuple of those that a list, a tuple, a dict, an array or a tensor of few has; None of all else.
+    """Return a number, or the tuple of numbers in a short list, tuple or dict, or in a small array or tensor.
 
-    What has no number at a place has None there.
+    The tuple has None where an entry is no number. The result is None if there is no number at all.
     """
     if isinstance(one, Number):
         return one
@@ -199,7 +208,10 @@ def _number_of(one: object) -> object:
 
 
 def _few_of(one: Any) -> object:
-    """The numbers of an array or a tensor that has few; on a GPU of one, as others may be rounded anew each time."""
+    """Return the numbers of a small array or tensor, else None.
+
+    On a GPU only a tensor of one number counts, because others may be rounded differently in every pass.
+    """
     if isinstance(one, np.ndarray):
         return tuple(one.ravel().tolist()) if one.size <= FEW and one.dtype.kind in "biufc" else None
     if type(one) not in (Tensor, nn.Parameter) or one.layout != torch.strided or one.is_meta or one.is_nested:
@@ -212,7 +224,7 @@ def _few_of(one: Any) -> object:
 def _entry(holder: Any, place: Any) -> object:
     try:
         return holder[place]
-    except LookupError:  # it is shorter now
+    except LookupError:  # the list is shorter now
         return NOTHING
 
 
@@ -244,7 +256,7 @@ def _class_back(kind: type, before: dict[str, Any]) -> None:
 def _in_slot(one: object, slot: Any) -> object:
     try:
         return slot.__get__(one)
-    except (AttributeError, ValueError):  # it, or the cell, has no value yet
+    except (AttributeError, ValueError):  # the slot or the cell has no value yet
         return NOTHING
 
 
@@ -258,7 +270,7 @@ def _slot_back(one: object, slot: Any, before: object) -> None:
 
 
 def _refill(holder: Any, before: Any) -> None:
-    """Only what changed: another thread may read it, and would find it empty for a moment."""
+    """Put the old content back, if it changed: another thread may read the holder, which is empty for a moment."""
     if isinstance(holder, set):
         alike = holder == before
     else:

@@ -1,22 +1,27 @@
-"""Shares: in a secure run on a CPU every thread computes whole records, in whole vectors, of what a pass computes.
+"""Shares: the number of threads for a private pass, chosen so that each thread computes whole records.
 
-torch computes value by value (sigmoids, powers, their derivatives) on several threads, each an equal share of the
-values. Where a share ends within a vector of the processor, its last values are computed by another function and
-rounded otherwise. A record that is moved there, by one record less, gets another last bit, and at a kink of the model
-another gradient: on two threads the sum moved by 1.9·Δ, on four by 3.9·Δ.
+This is for secure runs on a CPU. There torch divides elementwise work (sigmoids, powers, their derivatives) into equal
+shares, one for each thread. Inside a share it computes a processor's vector at a time. If a share ends within a vector,
+torch computes the last values by another function, which rounds differently. One record less in the batch moves the
+others to other places, so a record can get another last bit. Where the model has a kink, another last bit can mean
+another gradient: the sum moved by 1.9·Δ on two threads and by 3.9·Δ on four.
 
-How torch shares n values depends on n and on the number of threads: at least 2¹⁵ values a thread, and GELU takes all
-threads above 2¹⁴. A softmax along another dimension than the last takes all threads, each for a share of its columns,
-whatever their number: attention over time moved the sum by 6·Δ on six. So the number of threads is chosen by the rows
-and by the sizes of what the model computes, which a pass of the same shape shows: the largest of those for which no
-share ends within a record or a vector. Where a model or a loss asks records for sizes (`o[known]`), it is one thread
-from the first pass on: the largest number would be another one for other records, and so would everybody's last digits.
+How torch divides n values depends on n and on the number of threads:
 
-That pass is on one thread, and nothing uses what it gives: a record may get other digits there than on several. Which
-pass is the first of its kind depends on the batches before, and one record more may have made another chunk of one.
+- most functions give each thread at least 2¹⁵ values; GELU uses all threads above 2¹⁴ values;
+- a softmax along another dimension than the last uses all threads for any number of columns. Attention over time moved
+  the sum by 6·Δ on six threads.
 
-Norms of units are taken after a pass, on one thread (`FixedRows`): how many units there are, and whose a record is, is
-private. The model's passes have the same sizes whatever units their records belong to.
+So a pass of each new shape is first done on one thread, only to see the sizes of all tensors that the model computes.
+Then the most threads are taken for which no share ends within a record or a vector. If the model or the loss lets the
+numbers of records decide a size (`o[known]`), there is only one thread, from the first pass on. Otherwise one record
+could change the number of threads, and by it the last digits of all others.
+
+The result of that first pass is not used, because on one thread a record may get other digits than on several. Which
+pass is the first of its shape depends on the earlier batches, so one record could change the digits of others.
+
+Norms of units (all records of one person) are computed after the pass, on one thread (`FixedRows`), because the number
+of units and their sizes are private. The model's passes themselves do not depend on units.
 """
 
 from __future__ import annotations
@@ -36,49 +41,49 @@ from equidp.system.threads import GLOBAL_RANDOM
 T = TypeVar("T")
 
 EACH, SHARED = 1 << 15, 1 << 14
-"""Values that a thread gets at least, and up to which one thread computes all of a GELU."""
+"""EACH: the fewest values that torch gives a thread. SHARED: up to so many, one thread computes a whole GELU."""
 
 WHOLE = 32
-"""Values after which a share may end: two vectors of 16 floats, which torch computes at once."""
+"""A share may end after a multiple of so many values: two vectors of 16 floats, which torch computes together."""
 
 VECTOR = 16
-"""Records after which a thread's share may end, for a softmax over tensors that do not begin with the records."""
+"""A share may end after a multiple of so many records, in a softmax whose columns are the records."""
 
 
 READING = frozenset({"item", "tolist", "numpy", "__array__", "__int__", "__index__"})
-"""What hands a tensor's numbers to Python, where they may become sizes; a `__bool__` or a `__float__` is none."""
+"""Functions that hand a tensor's numbers to Python, where they may become sizes. A bool or a float cannot be a size."""
 
 CHOOSING = frozenset(
     {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
     | {"_pack_padded_sequence", "to_sparse"}
 )
-"""What gives as many numbers as a tensor's numbers say."""
+"""Functions whose output size depends on the numbers in a tensor."""
 
 SIZED = frozenset(
     {"arange", "zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty"}
     | {"narrow", "expand", "repeat", "reshape", "view", "unflatten", "tensor_split", "repeat_interleave"}
 )
-"""What takes a whole number in a tensor as a size."""
+"""Functions that accept a tensor of a whole number as a size."""
 
 
 class Sizes(TorchFunctionMode):
-    """How many numbers the tensors have that torch's functions compute meanwhile, and whether columns were shared.
+    """Within this mode: notes the sizes of all tensors that torch's functions compute.
 
-    A view computes none. A function of several tensors may compute all their pairs, as `F.pairwise_distance` does.
+    A view computes nothing. A function of several tensors may compute all pairs of them, as `F.pairwise_distance` does.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[int] = set()
         self.columns = False
-        """Whether there was a softmax along another dimension than the last, or may have been."""
+        """Whether there was, or may have been, a softmax along another dimension than the last."""
         self.hidden = False
-        """Whether some sizes are not those of what is computed, as within `torch.vmap`, or may be of their numbers."""
+        """Whether some sizes are unknown: hidden within `torch.vmap`, or dependent on the numbers in records."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """What the function returns, as it is."""
+        """Return what the function returns, unchanged."""
         found, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
         self.hidden |= asks_for_sizes(name, args, kwargs or {})
         self.columns |= shares_columns(name, args, kwargs or {})
@@ -91,13 +96,13 @@ class Sizes(TorchFunctionMode):
             if name.endswith("_") or not given or memory != _memory(given[0]):
                 self.seen.add(one.numel())
         if len(given) > 1:
-            with contextlib.suppress(RuntimeError):  # shapes of no pairs, as of a product of matrices
+            with contextlib.suppress(RuntimeError):  # shapes that cannot be paired, as in a product of matrices
                 self.seen.add(math.prod(torch.broadcast_shapes(*(one.shape for one in given))))
         return found
 
 
 def _memory(values: Tensor) -> int | None:
-    """Where a tensor's numbers are; None of one that stands for many records, one of which it shows."""
+    """Return the address of a tensor's memory; None within `torch.vmap`, where a tensor stands for many records."""
     try:
         return values.untyped_storage().data_ptr()
     except NotImplementedError:
@@ -105,7 +110,7 @@ def _memory(values: Tensor) -> int | None:
 
 
 def asks_for_sizes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function of torch's may give as many numbers as the numbers say that it is given."""
+    """Whether the numbers that a torch function is given may decide how many numbers it returns."""
     if name == "__getitem__":
         places = args[1] if isinstance(args[1], tuple | list) else (args[1],)
         return any(is_mask(place) or (isinstance(place, slice) and is_cut(place)) for place in places)
@@ -124,7 +129,7 @@ def is_cut(place: slice) -> bool:
 
 
 def shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function of torch's is, or may be, a softmax along another dimension than the last."""
+    """Whether a torch function is, or may be, a softmax along another dimension than the last."""
     if ("softm" not in name and "cross_entropy" not in name) or "binary" in name:
         return False
     scores = args[0] if args else kwargs.get("input")
@@ -133,31 +138,31 @@ def shares_columns(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 def scripted(model: nn.Module, loss: object = None) -> bool:
-    """Whether a model or its loss calls a script, of which no function of torch's is seen."""
+    """Whether a model or its loss uses TorchScript, whose calls of torch functions cannot be seen."""
     used = (*model.modules(), *used_by(model), *used_by(loss))
     return any(isinstance(one, torch.jit.ScriptFunction | torch.jit.ScriptModule) for one in used)
 
 
 class WholeShares:
-    """Threads of a model's private passes; those of a kind are looked for in a pass of its own, on one thread."""
+    """Runs the private passes of a model on as many threads as the module's docstring allows."""
 
     def __init__(self, model: nn.Module, loss: object = None) -> None:
         self.model = model
         self._scripted = scripted(model, loss)
-        self._threads: dict[Hashable, int] = {}  # by the kind of pass and the threads there are
+        self._threads: dict[Hashable, int] = {}  # for each kind of pass and number of threads available
 
     def forget(self) -> None:
-        """Look for the threads of every kind anew: a model may have come to compute something else."""
+        """Forget the number of threads for every kind of pass, because the model may compute something else now."""
         self._threads.clear()
 
     def passed(self, work: Callable[[Tensor], T], features: Tensor, rows: int, *others: Hashable) -> T:
-        """What `work` makes of these features in a forward pass, and its backward pass.
+        """Return what `work` returns for these features, computed on the allowed number of threads.
 
         Args:
-            work: of a kind of pass that is new it is done twice, at first on a copy of the features.
-            features: `[rows, …]`, or of m views `[m·rows, …]`, which may be passed one after another.
-            rows: of a view.
-            others: whatever else says what is computed.
+            work: a forward and a backward pass. For a new kind of pass it is called twice, first on a copy.
+            features: `[rows, …]`, or `[m·rows, …]` for m views (augmented copies) of each record.
+            rows: number of records.
+            others: whatever else decides what is computed.
         """
         most = torch.get_num_threads()
         if most == 1 or not rows or not features.is_cpu:
@@ -179,7 +184,7 @@ class WholeShares:
 
 @contextlib.contextmanager
 def threads(number: int) -> Iterator[None]:
-    """So many of torch's threads meanwhile."""
+    """Within this context torch uses so many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -189,11 +194,14 @@ def threads(number: int) -> Iterator[None]:
 
 
 def whole(rows: int, sizes: Iterable[int], number: int, *, columns: bool = False) -> bool:
-    """Whether `number` threads get whole records and vectors of tensors of these sizes, in a pass of so many rows.
+    """Whether each of `number` threads gets whole records and whole vectors.
 
-    A size that is no multiple of the rows may be of the records and something else, as prototypes: whole vectors do.
-
-    `columns`: of small tensors, too, and of such as do not begin with the records.
+    Args:
+        rows: number of records in the pass.
+        sizes: numbers of values of the tensors that the pass computes. A size that is no multiple of `rows` belongs to
+            records and something else, such as prototypes: there whole vectors suffice.
+        number: of threads.
+        columns: whether small tensors, and tensors that do not begin with the records, are shared as well.
     """
     return not (columns and rows % (VECTOR * number)) and all(
         size % (WHOLE * shares) == 0 and (rows % shares == 0 or size % rows > 0)

@@ -20,7 +20,7 @@ from equidp.gradients.sites import READ_VALUES, Site, held
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """What a layer was given in a call, where its output is in the graph, and how many rows each record has."""
+    """A call of a layer: its inputs, the place of its output in autograd's graph, and how many rows each record has."""
 
     site: Site
     inputs: tuple[Tensor, ...]
@@ -30,7 +30,7 @@ class Entry:
     each: int = 1
 
     def calls(self, backprop: Tensor, parameters: Mapping[str, Tensor]) -> list[tuple[Site, Call]]:
-        """The call, with what came back; several where a rule takes one row of a record at a time."""
+        """Return the call with its backprop; several calls if the rule takes one row of a record at a time."""
         call = Call(self.inputs, backprop, parameters, self.named, self.names)
         return [(self.site, one) for one in by_record(self.site, call, self.each)]
 
@@ -39,11 +39,11 @@ class Tape:
     """Keeps the calls of the trainable layers during one forward pass, and their backprops afterwards.
 
     Args:
-        sites: where these are.
-        records: in the pass.
-        blocks: what is known of layers that see several rows of each record; None: each sees one.
+        sites: the trainable layers and their rules.
+        records: the number of records in the pass.
+        blocks: which layers see several rows of each record; None if every layer sees one row.
         kind: the shape of a record.
-        buffers: ids of the model's, which are the same for all records.
+        buffers: ids (`id()`) of the model's buffers, which are the same for all records.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class Tape:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """May be called again: where Ctrl-C came between, something was left."""
+        """Remove the hooks. It may be called twice, because Ctrl-C may have cut the first call short."""
         for layer, name in self._given:
             layer.__dict__.pop(name, None)
         for hook in self._hooks:
             hook.remove()
 
     def _give_to_each(self, site: Site) -> None:
-        """During the pass the layer finds its parameter `[1, …]` as one of each record `[b, …]`, with the same values.
+        """Give the layer its parameter `[1, …]` as `[b, …]` during the pass, a copy for each record.
 
-        An attribute of the object comes before a registered parameter.
+        The copy is an attribute of the object, which Python finds before a registered parameter.
         """
         ((name, parameter),) = site.parameters.items()
         each = parameter.detach().expand(self._records, *parameter.shape[1:]).requires_grad_()
@@ -91,7 +91,7 @@ class Tape:
 
     @staticmethod
     def _open(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Let the graph begin at the first trainable layer: its input asks for a gradient, so its output has one."""
+        """Begin autograd's graph at the first trainable layer: its input requires a gradient, so its output has one."""
         if not torch.is_grad_enabled() or any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
             return None
         return tuple(
@@ -110,7 +110,7 @@ class Tape:
                 inputs, named, names = self._by_name(layer, inputs, named)
                 output = only_tensor(given)
             if self._records > 1 and site.rule is embedding and len(output) == 1 and not output.requires_grad:
-                # looked up once for all records, such as positions: each is given its own
+                # a look-up made once for all records, such as positions: each record is given its own copy
                 inputs = tuple(x.expand(self._records, *x.shape[1:]) for x in inputs)
                 output = output.detach().expand(self._records, *output.shape[1:])
             each = self._rows_of_each(site, inputs, output)
@@ -120,30 +120,33 @@ class Tape:
             self._entries.append(Entry(site, kept, edge, named, names, each))
             if fresh is None:
                 return None
-            begun = fresh.clone()  # what comes next may work in place, which torch forbids where a graph begins
+            begun = fresh.clone()  # the next operation may be in place, which torch forbids on a leaf of the graph
             return tuple(x if x is None else begun for x in given) if isinstance(given, tuple) else begun
 
         return follow
 
     def ends_at(self, outputs: Tensor) -> bool:
-        """Whether these are what the only call gave, unchanged: an operation on it, in place too, has its own node."""
+        """Whether the outputs are what the only call returned. Any operation on it, even in place, has its own node."""
         if len(self._entries) != 1 or not outputs.requires_grad:
             return False
         edge, end = self._entries[0].edge, get_gradient_edge(outputs)
         return self._entries[0].each == 1 and edge.node is end.node and edge.output_nr == end.output_nr
 
     def ended_by(self, backprop: Tensor) -> list[tuple[Site, Call]]:
-        """The only call, with the gradient at its output."""
+        """Return the only call, with the gradient at its output."""
         return self._entries[0].calls(backprop, {})
 
     def calls(self, losses: Tensor, ones: Tensor | None = None) -> list[tuple[Site, Call]]:
-        """One backward pass to the layers' outputs; on a GPU with `[b]` ones, which saves it two operations."""
+        """Return all calls, after one backward pass to the layers' outputs.
+
+        `ones`: `[b]` ones, given on a GPU, which saves two operations there.
+        """
         if not self._entries:
             return []
         edges = [entry.edge for entry in self._entries]
         backprops: Sequence[Tensor | None] = []
         if losses.requires_grad:
-            # on a CPU of the sum: torch would import sympy to look at the shape of given ones
+            # on a CPU the sum is differentiated: torch would import sympy to check the shape of given ones
             end = losses.sum() if ones is None else losses
             backprops = torch.autograd.grad(end, edges, grad_outputs=ones, allow_unused=True)
         return [
@@ -156,10 +159,14 @@ class Tape:
     def _by_name(
         self, layer: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:
-        """The inputs of a layer without a rule, tensors by name behind the others; the rest by name; the inputs' names.
+        """Sort the arguments of a layer without a rule into those of each record and those that all records share.
 
-        A buffer of the model stays by name, as it is the same for all records. Tensors within others are not taken
-        apart, and such a call is refused: left out, a mask that hides nothing at first would be missed by no trial.
+        Tensors are taken as one row (or more) for each record, except for buffers of the model. A call with tensors
+        inside lists or dicts is refused. Otherwise no trial would notice a mask there that hides nothing at first.
+
+        Returns:
+            The tensors of records, those given by name last; the other arguments by name; the names of those tensors
+            that were given by name.
         """
         if not all(isinstance(x, Tensor) for x in inputs):
             inputs, named = _all_by_name(layer, inputs, named)
@@ -170,10 +177,10 @@ class Tape:
         return (*inputs, *tensors.values()), rest, tuple(tensors)
 
     def _rows_of_each(self, site: Site, inputs: tuple[Any, ...], output: Any) -> int:
-        """How many rows of each record a layer sees.
+        """Return how many rows of each record a layer sees.
 
         Raises:
-            EquidpError: for a call that cannot be followed, or whose rows are not as many of each record.
+            EquidpError: the call cannot be followed, or does not have equally many rows of each record.
         """
         if not inputs or not all(isinstance(x, Tensor) for x in (*inputs, output)):
             raise EquidpError(
@@ -206,7 +213,7 @@ class Tape:
 def _all_by_name(
     layer: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """What is given by position by its name instead, where a layer's `forward` has names for all."""
+    """Return positional arguments by name instead, if the layer's `forward` has a name for each."""
     signature = inspect.signature(layer.forward)
     if any(
         p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in signature.parameters.values()

@@ -1,4 +1,7 @@
-"""What a loss or a model uses: how far code of others reaches, which is looked at again and watched during a run."""
+"""Used: finds the functions and objects that a model or a loss calls, to know whether others wrote some of them.
+
+Code of others is tried more often: it may do something else later than at first.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +23,28 @@ HOLDERS = (dict, list, tuple, set, frozenset)
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 KNOWN = {*sys.stdlib_module_names, *LIBRARIES, "torch", "equidp"} - {"__main__"}
-"""Packages whose objects keep no records unless they are called: of a thread or a queue nothing may be set back."""
+"""Packages whose objects are not set back: they keep no records by themselves, and a thread or a queue must not be."""
 
 
 def of_others(model: nn.Module, loss: object) -> bool:
-    """Whether a layer, the loss, or what they use (hooks) is neither torch's nor of this package."""
+    """Whether a layer, the loss, or something that they use (such as a hook) is neither torch's nor of this package."""
     return any(map(by_others, (*model.modules(), loss))) or any(map(by_others, (*used_by(model), *used_by(loss))))
 
 
 def by_others(one: object) -> bool:
-    """Whether it is neither Python's, nor torch's, nor of this package."""
+    """Whether an object comes neither from Python, nor from torch, nor from this package."""
     if isinstance(one, torch.jit.ScriptFunction):
         return True
     return package_of(one) not in ("torch", "builtins", "functools", __package__.partition(".")[0])
 
 
 def package_of(one: object) -> str:
-    """That of an object's class, or a function's own."""
+    """Return the package of a function, or of an object's class."""
     return str(getattr(one, "__module__", "")).partition(".")[0]
 
 
 def innermost(loss: object) -> list[Any]:
-    """A loss, and the functions and objects that partial objects and methods hand on to."""
+    """Return a loss, followed by the functions and objects that its partial objects and methods wrap."""
     found = [loss]
     while isinstance(last := found[-1], functools.partial) or inspect.ismethod(last):
         found.append(last.func if isinstance(last, functools.partial) else last.__self__)
@@ -49,17 +52,20 @@ def innermost(loss: object) -> list[Any]:
 
 
 def own_packages(*used: object) -> set[str]:
-    """Those that a model, its layers or a loss are of, beside known ones."""
+    """Return the packages that a model, its layers or a loss come from, without known libraries."""
     layers = (layer for one in used if isinstance(one, nn.Module) for layer in one.modules())
     return {package_of(of) for of in (*layers, *(inner for one in used for inner in innermost(one)))} - KNOWN
 
 
 def used_by(loss: object) -> list[object]:
-    """A loss, or a model, and what it calls: modules, functions and callable objects, as far as they show.
+    """Return a loss or a model and everything that it may call: modules, functions and callable objects.
 
-    A function uses what its code refers to by name, and its defaults; a module what it has; another object those of its
-    attributes, and of its class's, that code found so far has the names of. What lists and dicts among these hold
-    counts too, and what objects of the loss's or the layers' packages have.
+    They are found as follows, as far as code shows it:
+
+    - a function uses the names in its code, and its defaults;
+    - a module uses all its attributes;
+    - another object uses those attributes, of its own or of its class, whose names occur in code found so far;
+    - lists and dicts among these are searched, too, and so are objects of the loss's or the layers' packages.
     """
     found, seen, left = list[object](), dict[int, object](), [loss]
     names, attributes, own = {"__call__", "forward"}, list[tuple[str, object]](), own_packages(loss)
@@ -74,7 +80,7 @@ def used_by(loss: object) -> list[object]:
         one = left.pop()
         if id(one) in seen:
             continue
-        seen[id(one)] = one  # so that no other gets its id
+        seen[id(one)] = one  # kept alive, so that no other object gets its id
         if isinstance(one, HOLDERS):
             left += filter(leads_on, one.values() if isinstance(one, dict) else one)
             continue
@@ -88,7 +94,7 @@ def used_by(loss: object) -> list[object]:
 
 
 def _used_at_once(one: Any, names: set[str]) -> Iterable[object]:
-    """What it uses under any name; names that a function's code has are added."""
+    """Return what an object uses whatever the names are; the names in a function's code are added to `names`."""
     if inspect.isfunction(one):
         given = (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())
         return (*_named_in(one, names), *given) if by_others(one) else ()
@@ -101,22 +107,25 @@ def _used_at_once(one: Any, names: set[str]) -> Iterable[object]:
 
 
 def _calls(one: object) -> bool:
-    """Whether it can be called, or hold what can be."""
+    """Whether an object can be called, or is a container that may hold callable objects."""
     return isinstance(one, HOLDERS) or (callable(one) and not isinstance(one, type))
 
 
 def _attributes(one: object, kinds: set[type]) -> Iterator[tuple[str, object]]:
-    """Those of an object, and of its class as far as others wrote it, if it is of none of these kinds."""
+    """Yield the attributes of an object, and those of its classes that others wrote.
+
+    `kinds` are the classes that were searched before; this one is added.
+    """
     yield from getattr(one, "__dict__", {}).items()
     yield from ((slot.__name__, getattr(one, slot.__name__, None)) for slot in slots_of(one))
     if type(one) not in kinds:
         kinds.add(type(one))
-        for of in filter(by_others, type(one).__mro__):  # of a static method its function
+        for of in filter(by_others, type(one).__mro__):  # a static method counts as its function
             yield from ((name, getattr(value, "__func__", value)) for name, value in vars(of).items())
 
 
 def slots_of(one: object) -> Sequence[Any]:
-    """Descriptors of an object's attributes that are in no dict."""
+    """Return the descriptors of an object's slots: attributes that are not in its `__dict__`."""
     kind: Any = type(one)
     return _slots(kind)
 
@@ -128,10 +137,13 @@ def _slots(kind: Any) -> tuple[Any, ...]:
 
 
 def _named_in(function: FunctionType, names: set[str]) -> list[object]:
-    """What the names stand for that a function, or one within it, loads by now; all that its code has are added."""
+    """Return the objects that a function, or a function within it, refers to by name.
+
+    All names in its code are added to `names`, and strings, which `getattr` may use.
+    """
     values = list[object]()
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # it has no value yet
+        with contextlib.suppress(ValueError):  # the variable has no value yet
             values.append(cell.cell_contents)
     for code in codes_of(function):
         names.update(code.co_names, (of for of in code.co_consts if isinstance(of, str)))  # for getattr
@@ -143,13 +155,13 @@ def _named_in(function: FunctionType, names: set[str]) -> list[object]:
 
 
 def global_names(function: FunctionType, operation: str) -> set[str]:
-    """Those that a function, or one within it, loads (`LOAD_GLOBAL`) or sets (`STORE_GLOBAL`)."""
+    """Return the global names that a function, or one within it, loads (`LOAD_GLOBAL`) or sets (`STORE_GLOBAL`)."""
     every = (of for code in codes_of(function) for of in dis.get_instructions(code))
     return {of.argval for of in every if of.opname == operation}
 
 
 def codes_of(function: FunctionType) -> Iterator[CodeType]:
-    """That of a function, and of those within it."""
+    """Yield the code of a function, and the code of the functions within it."""
     codes = [function.__code__]
     while codes:
         yield (code := codes.pop())

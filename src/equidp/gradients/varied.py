@@ -1,4 +1,4 @@
-"""Varied records, on which a model is tried beside those of its first batch: shorter ones, darker ones, full ones."""
+"""Varied: variants of the first batch's records on which a model is tried, too: shorter, darker, without padding."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from equidp.gradients.packing import Packed
 
 
 def varied(passes: BookKeeping, features: Tensor, labels: Tensor) -> Tensor:
-    """The records varied, as far as the model takes them."""
+    """Return variants of the records that the model accepts; the records themselves if it accepts none."""
     for numbers in (True, False):
-        with contextlib.suppress(*FAILURES):  # torch halves no such numbers
+        with contextlib.suppress(*FAILURES):  # torch cannot halve numbers of every type
             found = _changed(passes.model, features, numbers=numbers)
             if takes(passes, found, labels):
                 return found
@@ -23,7 +23,7 @@ def varied(passes: BookKeeping, features: Tensor, labels: Tensor) -> Tensor:
 
 
 def takes(passes: BookKeeping, features: Tensor, labels: Tensor) -> bool:
-    """Whether the model takes such records."""
+    """Whether the model accepts these records."""
     with contextlib.suppress(*FAILURES):
         passes.norms(features.clone(), labels.clone())
         return True
@@ -31,7 +31,7 @@ def takes(passes: BookKeeping, features: Tensor, labels: Tensor) -> bool:
 
 
 def filled(model: nn.Module, features: Tensor) -> Tensor:
-    """Every first sequence of numbers without its zeros: padded no more, a model may leave its mask out."""
+    """Fill the padding (zeros) of every other sequence of ids: if none is padded, a model may leave its mask out."""
     if isinstance(model, Packed):
         parts = [filled(model.model, part) for part in model.packing.parts(features)]
         return model.packing.joined(parts)
@@ -43,8 +43,10 @@ def filled(model: nn.Module, features: Tensor) -> Tensor:
 
 
 def _changed(model: nn.Module, features: Tensor, *, numbers: bool) -> Tensor:
-    """Every second sequence shorter, all else (images, lengths) halved: between records alike in this, mixing may not
-    show. Without `numbers`, those that are no sequence's and no image's are left: a length of 0 may be none.
+    """Shorten every second sequence, and halve every second record of other kinds (images, lengths).
+
+    Mixing may not show between records that are alike in length or brightness. Without `numbers`, features that are
+    neither sequences nor images stay as they are, because the model may not accept a length of 0.
     """
     if isinstance(model, Packed):
         parts = [_changed(model.model, part, numbers=numbers) for part in model.packing.parts(features)]
