@@ -19,9 +19,9 @@ Begin with `engine.GradientEngine`. A step asks it for `norms`, then for a `weig
 - **Rounding.** `rounding`, `precision`: why no norm comes out too small. `shares`: a number of threads that does not
   depend on the records. `shape`: a public number of rows for each pass.
 - **Speed and memory.** `compiled`: kernels for the CPU; no other module knows whether there are any. `kernels`: kernels
-  for a GPU; `fused` says when these are used; `together`: norms and sums of all parameters at once there. `recording`:
-  a step recorded once and replayed on CUDA. `memory`: rows for each pass on a GPU. `workspace`: memory that is used again
-  from step to step. `layout`: modes and memory layouts that a model has for a while.
+  for a GPU; `fused` says when these are used; `together`: norms and sums of all parameters at once there.
+  `recording`: a step recorded once and replayed on CUDA. `memory`: rows for each pass on a GPU. `workspace`: memory
+  that is used again from step to step. `layout`: modes and memory layouts that a model has for a while.
 
 The package imports `equidp.errors` and `equidp.system`, and nothing else of equidp. It does not know what privacy is.
 The recording and the probe use `bookkeeping`, not the engine.

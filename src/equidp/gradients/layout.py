@@ -1,4 +1,4 @@
-"""What a model is for a while: not in training, or with its images laid out in memory as convolutions want them.
+"""Layout: puts a model into another mode or memory layout for a while.
 
 On a CPU torch's convolutions and poolings are up to three times faster with channels-last images.
 """
@@ -14,7 +14,7 @@ from torch import nn
 
 
 def convolutions_for(model: nn.Module) -> list[nn.Conv2d]:
-    """The layers that want channels-last images; none on a GPU, whose tensors stay as they are."""
+    """Return the layers that are to get channels-last images; none on a GPU."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return []
     if any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
@@ -24,7 +24,7 @@ def convolutions_for(model: nn.Module) -> list[nn.Conv2d]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; every layer's own mode comes back: some may be frozen in a model that trains."""
+    """Within this context the model is in evaluation mode. Then each layer gets its own mode back."""
     modes = [(layer, layer.training) for layer in model.modules()]
     model.eval()
     try:
@@ -36,7 +36,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def channels_last(layers: Sequence[nn.Conv2d]) -> Iterator[None]:
-    """Give these layers channels-last images for a while."""
+    """Within this context these layers get channels-last images."""
     hooks = [layer.register_forward_pre_hook(_to_channels_last) for layer in layers]
     try:
         yield
@@ -48,6 +48,6 @@ def channels_last(layers: Sequence[nn.Conv2d]) -> Iterator[None]:
 def _to_channels_last(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     x = inputs[0]
     if x.dim() == 4 and x.shape[1] == 1 and x.is_contiguous():
-        # with one channel both layouts are the same memory; the strides have to say which is meant
+        # with one channel both layouts have the same memory, and only the strides say which one is meant
         return (x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), 1)), *inputs[1:])
     return (x.contiguous(memory_format=torch.channels_last), *inputs[1:]) if x.dim() == 4 else inputs

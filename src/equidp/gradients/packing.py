@@ -1,7 +1,7 @@
-"""Packing: several tensors per record as one, and a model that takes them apart again.
+"""Packing: puts several tensors of each record into one, and lets the model take them apart again.
 
-Sampling, views, checks and the engine know one tensor of features, a row for each record. Token ids beside a mask, or
-an image beside a table's row, are laid side by side in it, and lose no digit.
+Sampling, views, checks and the engine know a single tensor of features with a row for each record. Token ids and a
+mask, or an image and a table's row, lie side by side in this row. No digit is lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEVERAL = (
 """How several tensors are given, for messages."""
 
 EXACT = 1 << 24
-"""Whole numbers up to here are float32's."""
+"""float32 holds all whole numbers up to this one."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Packing:
     """How several tensors lie in one, `[N, d]`: int64 if all are whole numbers, else float32.
 
     Attributes:
-        names: of the model's arguments, in order of the alphabet; None: by position.
-        shapes: of one record's part in each tensor.
-        kinds: types that the model gets them in.
+        names: names of the model's arguments, sorted; None if they are given by position.
+        shapes: shape of one record's row in each tensor.
+        kinds: types in which the model gets the tensors.
     """
 
     names: tuple[str, ...] | None
@@ -45,11 +45,11 @@ class Packing:
 
     @classmethod
     def of(cls, features: Several) -> Packing:
-        """That of these tensors.
+        """Return the packing of these tensors.
 
         Raises:
-            EquidpError: for none, for what is no tensor `[N, …]` of as many records as the first, and for float64,
-                complex and sparse ones.
+            EquidpError: there are none; one is no tensor `[N, …]`, or has another number of records than the first; or
+                one is float64, complex or sparse.
         """
         named = isinstance(features, Mapping)
         if not len(features) or (named and not all(isinstance(name, str) for name in features)):
@@ -72,10 +72,11 @@ class Packing:
         return cls(names, tuple(part.shape[1:] for part in parts), tuple(part.dtype for part in parts))
 
     def pack(self, features: Several) -> Tensor:
-        """`[N, d]` of tensors of this packing.
+        """Return one tensor `[N, d]` of tensors that have this packing.
 
         Raises:
-            EquidpError: for tensors of another packing, and for whole numbers beside others that float32 does not have.
+            EquidpError: the tensors have another packing, or whole numbers that float32 cannot hold beside tensors that
+                are not whole.
         """
         if (other := Packing.of(features)) != self:
             raise EquidpError(f"The features are {other}, and those before are {self}: give all alike.")
@@ -91,16 +92,16 @@ class Packing:
 
     @property
     def whole(self) -> bool:
-        """Whether all are whole numbers or truth values."""
+        """Whether all tensors are whole numbers or booleans."""
         return not any(kind.is_floating_point for kind in self.kinds)
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """`[N, d]` of `parts`."""
+        """Return the parts side by side, `[N, d]`."""
         kind = torch.int64 if self.whole else torch.float32
         return torch.cat([part.reshape(len(part), math.prod(part.shape[1:])).to(kind) for part in parts], dim=1)
 
     def parts(self, packed: Tensor) -> list[Tensor]:
-        """`[N, …]` each, with the types they had."""
+        """Return the parts, `[N, …]` each, in their own types."""
         found = packed.split([math.prod(shape) for shape in self.shapes], dim=1)
         return [
             part.reshape(len(packed), *shape).to(kind)
@@ -113,12 +114,12 @@ class Packing:
 
 
 class Packed(nn.Module):
-    """A model of several tensors, as a module of one.
+    """A model of several tensors, as a module that takes one packed tensor.
 
     Args:
-        model: called with the tensors, by name or in their order. Of an output with `logits` these are taken. Of a
-            `Packed`, such as another trainer's, its own model is meant.
-        packing: how they lie in the one tensor.
+        model: is called with the tensors, by name or in their order. If its output has `logits`, these are taken. A
+            `Packed` model, such as that of another trainer, is unpacked first.
+        packing: how the tensors lie in the packed one.
     """
 
     def __init__(self, model: nn.Module, packing: Packing) -> None:
@@ -127,9 +128,9 @@ class Packed(nn.Module):
         self.packing = packing
 
     def forward(self, features: Tensor | Several) -> Any:
-        """`[b, …]` of packed features `[b, d]`, or of several tensors as they were before."""
+        """Return outputs `[b, …]` for packed features `[b, d]`, or for several tensors that are not packed."""
         if isinstance(features, Tensor):
-            # copies, as a model may write into one that is its own: to autograd that changes the others too
+            # copies, because a model may write into one of them, which to autograd would change the others, too
             parts, names = [part.clone() for part in self.packing.parts(features)], self.packing.names
             features = parts if names is None else dict(zip(names, parts, strict=True))
         outputs = self.model(**features) if isinstance(features, Mapping) else self.model(*features)
@@ -137,7 +138,7 @@ class Packed(nn.Module):
 
 
 def packed(features: Several, model: nn.Module) -> tuple[Tensor, Packed]:
-    """One tensor `[N, d]` of these features, and the model that takes it; `make_private` does this by itself.
+    """Return one tensor `[N, d]` of these features, and the model that takes it. `make_private` does this by itself.
 
     Raises:
         EquidpError: as `Packing.of` and `Packing.pack`.

@@ -1,8 +1,8 @@
 """Precision: norms and sums of gradients are taken in float32 with all its digits, or not at all.
 
-torch can be set to shorten products: by autocast, by TF32, by other default types. A sum of fewer digits than its
-norms may exceed what it was clipped to. A gradient that is formed first may have fewer, as the model's own passes may:
-norm and sum are then of what was formed (`kernels.Tiles`).
+torch can be set to shorten products: by autocast, by TF32, by other default types. If a sum has fewer digits than the
+norms, it may exceed the bound to which it was clipped. The model's own passes may have fewer digits. So may a gradient
+that is formed first (`kernels.Tiles`), because its norm and the sum are then both taken of what was formed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from equidp.errors import EquidpError
 
 
 def refuse_around(kind: str) -> None:
-    """Refuse a loop within a mode of torch's in which no sound gradients can be had."""
+    """Refuse a training loop inside a mode of torch that does not allow sound gradients."""
     if torch.is_inference_mode_enabled():
         raise EquidpError(
             "Inside torch.inference_mode no gradients can be taken: train outside it, and leave it to evaluation."
@@ -28,10 +28,10 @@ def refuse_around(kind: str) -> None:
 
 
 def refuse_autocast(kind: str) -> None:
-    """Refuse to take norms or sums in half precision; to be called before either.
+    """Refuse to take norms or sums in half precision. Call it before either.
 
-    Measured there: one of 512 equal records moved the sum by 1.6 times its bound, and a gradient that cancels to 6 %
-    got a thirtieth of its norm. `kind` is the device's.
+    Measured in half precision: one of 512 equal records moved the sum by 1.6 times its bound, and a gradient that
+    cancels to 6 % got a thirtieth of its norm. `kind` is the type of the device.
 
     Raises:
         EquidpError: inside `torch.autocast`.
@@ -46,12 +46,12 @@ def refuse_autocast(kind: str) -> None:
 def refuse_half_on_cpu(model: nn.Module, precision: str) -> None:
     """Refuse passes in half precision on a CPU, in which a record may reach the one before it.
 
-    Where rows are longer than 32 and no multiple of it, oneDNN's products in bf16 seem to multiply by 0 what lies
-    behind a row's end: of a next row that is not finite this is no number. Measured with AMX: a record of NaN
-    took up to three others with it, and so moved a sum by three times its bound.
+    If rows are longer than 32 and no multiple of it, oneDNN's products in bf16 seem to multiply the numbers behind a
+    row's end by 0. If the next row is not finite, the result is NaN. Measured with AMX: a record of NaN made up to
+    three other records NaN, and so moved a sum by three times its bound.
 
     Raises:
-        EquidpError: for such a precision, or a parameter of such a type.
+        EquidpError: the precision, or the type of a parameter, is half.
     """
     cpu = [(name, p.dtype) for name, p in model.named_parameters() if p.device.type == "cpu"]
     half = [name for name, kind in cpu if kind in (torch.bfloat16, torch.float16)]
@@ -62,7 +62,7 @@ def refuse_half_on_cpu(model: nn.Module, precision: str) -> None:
 
 
 def spoiling(what: str, remedy: str) -> EquidpError:
-    """What is said of half precision on a CPU."""
+    """Return the error for half precision on a CPU."""
     return EquidpError(
         f"{what}: in a CPU's products of half precision a record whose numbers are not finite spoils the record before "
         f"it, and so moves the sum by more than its bound; {remedy}, or train on a GPU."
@@ -70,12 +70,12 @@ def spoiling(what: str, remedy: str) -> EquidpError:
 
 
 def refuse_short_products(device: torch.device) -> None:
-    """Refuse to begin where torch is set to shorten float32's products, or to make new tensors of another type.
+    """Refuse to begin if torch is set to shorten float32 products, or to make new tensors of another type.
 
     New tensors include the noise. The setting is not changed here, because it would change for all threads.
 
     Raises:
-        EquidpError: with a lower precision of products than torch's default, or another default type than float32.
+        EquidpError: the precision of products is lower than torch's default, or the default type is not float32.
     """
     if torch.get_default_dtype() != torch.float32:
         name = str(torch.get_default_dtype()).removeprefix("torch.")
@@ -94,16 +94,17 @@ def refuse_short_products(device: torch.device) -> None:
 
 
 _TF32 = threading.RLock()
-"""The switch is the process's: of two threads the first to leave would turn it on again under the other.
+"""The switch is global: of two threads, the first to finish would turn TF32 on again while the other still works.
 
-Reentrant, as a model is tried out without TF32 as a whole, weighted sums included.
+The lock is reentrant, because a trial of the model holds it and takes weighted sums inside, which hold it, too.
 """
 
 
 @contextmanager
 def as_precise_as_norms() -> Iterator[None]:
-    """Without TF32, which cuDNN's convolutions use by default: it would let a sum exceed the norms that it was clipped
-    by, by up to a thousandth.
+    """Within this context cuDNN's convolutions do not use TF32, which is their default.
+
+    With TF32 a sum could exceed the norms by which it was clipped by up to a thousandth.
     """
     convolutions: Any = cast(Any, torch.backends.cudnn).conv
     with _TF32:

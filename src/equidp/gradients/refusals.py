@@ -1,4 +1,4 @@
-"""Refusals: models of which no per-record gradient can be had, and layers that mix records or remember them."""
+"""Refusals: models without per-record gradients, and layers that mix records or learn from them unseen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equidp.gradients.used import used_by
 T = TypeVar("T")
 
 SHOWN = 5
-"""So many names a message has."""
+"""A message lists at most so many names."""
 
 BATCH_NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
@@ -86,7 +86,7 @@ def refuse_mixing(model: nn.Module) -> None:
 
 
 def refuse_batch_statistics(layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse, by name, a BatchNorm that takes the batch's own statistics: in training, or where it keeps no others."""
+    """Refuse, by name, a BatchNorm that uses the batch's statistics: in training mode, or without any of its own."""
     for name, layer in layers:
         if layer.training or layer.running_mean is None:
             raise EquidpError(
@@ -96,10 +96,10 @@ def refuse_batch_statistics(layers: Iterable[tuple[str, nn.Module]]) -> None:
 
 
 class Trained:
-    """The layers of a model and the parameters that are trained, as they were when gradients were first asked for.
+    """Remembers the layers and the trained parameters of a model, and refuses a model in which they were replaced.
 
-    Nobody tried a layer that is put in later: a BatchNorm's statistics would leave with the model, exact. And what
-    takes a trained parameter's place would get nothing of what is paid for.
+    A layer that is put in later was never tried: for example, the exact statistics of a BatchNorm would leave with the
+    model. A parameter that takes the place of a trained one would not be trained, although the updates are paid for.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -113,11 +113,11 @@ class Trained:
         self._frozen = [(name, value) for name, value in model.named_parameters() if not value.requires_grad]
 
     def layers(self) -> tuple[nn.Module, ...]:
-        """The model's layers.
+        """Return the model's layers.
 
         Raises:
-            EquidpError: by name, for what is another one by now, a parameter that is no float32 any more, or a frozen
-                one that asks to be trained.
+            EquidpError: a layer or a trained parameter was replaced, a trained parameter is not float32, or a frozen
+                parameter requires gradients. The message names it.
         """
         layers = tuple(self._model.modules())
         if len(layers) != len(self._layers) or not all(map(operator.is_, layers, self._layers)):
@@ -150,7 +150,7 @@ class Trained:
 
 
 def refuse_trained_loss(model: nn.Module, loss: object) -> None:
-    """Refuse a loss with parameters that ask to be trained, as only the model's are."""
+    """Refuse a loss with trainable parameters, because only those of the model are trained."""
     models = set(map(id, model.parameters()))
     layers = layers_of(loss)
     own = [
@@ -167,7 +167,7 @@ def refuse_trained_loss(model: nn.Module, loss: object) -> None:
 
 
 def layers_of(loss: object) -> list[nn.Module]:
-    """The loss where it is a module, and the modules that it uses."""
+    """Return the modules that a loss uses, and the loss itself if it is one."""
     return [one for one in used_by(loss) if isinstance(one, nn.Module)]
 
 
@@ -175,10 +175,11 @@ START = torch.zeros((), requires_grad=True)
 
 
 class Untrained:
-    """What leaves with a model and is not trained, its buffers and frozen parameters: no pass may change it.
+    """Watches buffers and frozen parameters of a model and its loss: no pass may change them.
 
-    What it learns of the records there would leave exact. It may begin so late that no trial of the model shows it.
-    What a loss learns of them, such as counts of classes, would reach others' gradients.
+    They are released with the model, so what a pass writes there would be released without noise. What a loss writes
+    into its own, such as counts of classes, would reach the gradients of other records. Every pass is watched, because
+    a model may begin to write later than any trial.
     """
 
     def __init__(self, model: nn.Module, loss: object = None) -> None:
@@ -189,23 +190,23 @@ class Untrained:
             keys = [*frozen, *(key for key, _ in layer.named_buffers(recurse=False))]
             self._held += [(f"{path}.{key}" if path else key, layer, key) for key in keys]
         self._before: list[Tensor | None] = []
-        self._kept: Tensor | None = None  # of those, from pass to pass: to keep them anew takes ten times as long
+        self._kept: Tensor | None = None  # see `_kept_together`; kept from pass to pass, ten times as fast as anew
 
     def watched(self, passes: Callable[[], T]) -> T:
-        """What the model's `passes` give.
+        """Return what the model's `passes` return.
 
         Raises:
-            EquidpError: for a tensor that is another one after them; the same numbers in another tensor are no other.
+            EquidpError: the numbers of a watched tensor changed. Another tensor with the same numbers is no change.
         """
         before = self._now()
-        # between passes a model's owner may change it
+        # between passes the owner of the model may change it
         if _changed(self._kept) or list(map(id, before)) != list(map(id, self._before)):
             self._before, self._kept = before, _kept_together(before)
             if self._kept is not None:
                 _refuse_unwatched()
         found = passes()
         self._refuse_replaced(before)
-        if _changed(self._kept):  # some of them: autograd does not say which
+        if _changed(self._kept):  # autograd does not say which of them, so the passes are made once more
             before = self._now()
             alone = [_kept_together([value]) for value in before]
             passes()
@@ -230,7 +231,7 @@ def _kept_together(values: list[Tensor | None]) -> Tensor | None:
 
 
 def _refuse_unwatched() -> None:
-    """Refuse where autograd keeps what hooks make of tensors, and so does not see them change."""
+    """Refuse hooks by which autograd saves something else than the tensors, so that it does not see them change."""
     tried = torch.zeros(())
     kept = _kept_together([tried])
     tried.add_(1)
@@ -242,7 +243,7 @@ def _refuse_unwatched() -> None:
 
 
 def _changed(kept: Any) -> bool:
-    """Whether one of those that `_kept_together` gave was changed in place since."""
+    """Whether one of the tensors given to `_kept_together` was changed in place since."""
     try:
         _ = None if kept is None else kept.grad_fn.saved_tensors
     except RuntimeError:
@@ -251,7 +252,7 @@ def _changed(kept: Any) -> bool:
 
 
 class _Kept(torch.autograd.Function):
-    """Keeps tensors as for a backward pass: asked for them, autograd refuses what was changed in place."""
+    """Saves tensors as for a backward pass: asked for them, autograd raises an error if one was changed in place."""
 
     @staticmethod
     def forward(ctx: Any, start: Tensor, *kept: Tensor) -> Tensor:
@@ -260,8 +261,8 @@ class _Kept(torch.autograd.Function):
 
 
 def same(old: Tensor, new: Tensor) -> bool:
-    """Whether two tensors hold the same numbers; what is no number is the same as another that is none."""
-    # most often they do, and a frozen table of words is large
+    """Whether two tensors hold the same numbers; NaN equals NaN."""
+    # the fast comparison first: most often they are equal, and a frozen table of words is large
     return torch.equal(old, new) or (torch.equal(old.isnan(), new.isnan()) and torch.equal(_plain(old), _plain(new)))
 
 
@@ -271,7 +272,7 @@ def _plain(values: Tensor) -> Tensor:
 
 
 def changed(names: Sequence[str], *, anew: bool = False) -> EquidpError:
-    """What is said of a model that changes one of these of its own in a forward pass; `anew`: it had another shape."""
+    """Return the error for a forward pass that changes one of these tensors; `anew`: the tensor got another shape."""
     some = ", ".join(map(repr, names[:SHOWN])) + (", …" if len(names) > SHOWN else "")
     what = some if len(names) == 1 else f"one of {some}"
     return EquidpError(

@@ -1,18 +1,20 @@
-"""Shape: on a GPU and in a secure run every private pass has as many rows as a public number says, whatever the batch.
+"""Shape: on a GPU and in a secure run every private pass has a public number of rows, whatever the batch.
 
-A GPU's libraries choose a kernel by the size of a batch, and two kernels round differently. One record less could then
-change the rounding of everybody's gradient: B·r·C in the worst case for a relative error r, which is half of Δ at
-B 512 and r 1e-3 (TF32). Here rows that stand for nobody follow the records, so that the model's passes see one shape. A
-record's gradient is then the same, to the last bit, whoever else is in the batch. What is left is the rounding of the
-float32 sum over records.
+A GPU's libraries choose a kernel by the size of the batch, and two kernels round differently. One record less could
+then change the rounding of every gradient in the batch: by B·r·C in the worst case for a relative error r, which is
+half of Δ at B 512 and r 1e-3 (TF32). So rows that belong to nobody follow the records, and the model always sees one
+shape. A record's gradient is then the same to the last bit, whatever records are beside it. What remains is the
+rounding of the float32 sum over records.
 
-On a CPU r is 1e-7, and only some rows change their kernel. But where a model has kinks (ReLU, |z − y|) a last bit turns
-a whole gradient: 26·Δ were seen. There the rows' places matter, too: the last ones of a pass are rounded otherwise
-where they fill no vector, or no block of rows. And MKL rounds a row of a layer with few outputs by its place modulo
-four, where inputs are no multiple of four: one record less moved a sum by 132·Δ. It does not where `MKL_CBWR` is set.
+On a CPU r is only 1e-7, and only some rows change their kernel. But at a kink of the model (ReLU, |z − y|) a last bit
+can turn a whole gradient: 26·Δ were seen. On a CPU a row's place matters, too, in two ways:
 
-A batch with more records than rows is the caller's to cut into chunks. A unit that has more records alone gets a
-multiple of the rows: only its own gradient depends on how many.
+- the last rows of a pass are rounded differently if they do not fill a vector of the processor, or a block of rows;
+- MKL rounds a row of a layer with few outputs by its place modulo four, if the number of inputs is no multiple of four.
+  One record less moved a sum by 132·Δ. With `MKL_CBWR` set this does not happen.
+
+If a batch has more records than rows, the caller cuts it into chunks. If a single unit has more records, its pass has a
+multiple of the rows. Only the gradient of that unit depends on how many.
 """
 
 from __future__ import annotations
@@ -33,20 +35,26 @@ from equidp.gradients.shares import WholeShares, threads
 logger = logging.getLogger(__name__)
 
 OVERFLOW, ON_CPU = 2.5, 2.0
-"""A Poisson batch has more rows than the public number once in 160 steps, on a CPU once in 44: it then costs another
-chunk, and every row above the expected number costs its share in every step. What is recorded has one chunk.
+"""The public number of rows is B plus so many times √B. A Poisson batch exceeds it once in 160 steps, on a CPU once in
+44, and then takes another chunk. More rows would cost time in every step. Steps that are recorded have one chunk.
 """
 
 EIGHTS, VECTORS = 8, 32
-"""Rows of a pass come in so many, on a GPU and on a CPU: there two vectors of 16 floats, which are filled whatever a
-record's width is, and whole blocks of rows. `shares.py` sees to those of each thread."""
+"""The number of rows is a multiple of 8 on a GPU, and of 32 on a CPU. 32 rows fill two vectors of 16 floats, whatever a
+record's width is, and whole blocks of rows. `shares.py` does the same for each thread's share."""
 
 MOST = (1 << 16) - 8
-"""Programs that CUDA starts along the axis on which kernels have records: 65,535, in eights."""
+"""The most rows: CUDA starts at most 65,535 programs along the axis that kernels use for records."""
 
 
 def public_rows(batch_size: float, physical: int | None, *, on_cpu: bool = False) -> int:
-    """Rows of every private pass: batches have `batch_size` records on average, memory at most `physical`; public."""
+    """Return the number of rows of every private pass, computed from public numbers alone.
+
+    Args:
+        batch_size: expected number of records in a batch.
+        physical: the most rows that the memory holds; None: no limit.
+        on_cpu: whether the passes are on a CPU.
+    """
     unit, spare = (VECTORS, ON_CPU) if on_cpu else (EIGHTS, OVERFLOW)
     rows = min(math.ceil((batch_size + spare * math.sqrt(batch_size)) / unit) * unit, MOST // unit * unit)
     if physical is None or physical >= rows:
@@ -55,13 +63,13 @@ def public_rows(batch_size: float, physical: int | None, *, on_cpu: bool = False
 
 
 def in_vectors(rows: int) -> int:
-    """So many rows or fewer, in whole vectors, but 32 at least: for passes on a CPU."""
+    """Return the largest multiple of 32 that is at most `rows`, but at least 32: for passes on a CPU."""
     return max(rows // VECTORS, 1) * VECTORS
 
 
-@lru_cache(maxsize=1)  # told once; it is set once and for all when MKL first computes
+@lru_cache(maxsize=1)  # warned once: MKL's mode is fixed when it first computes
 def warn_of_rounding_by_place() -> None:
-    """Warn of an MKL that rounds a row by where in memory it begins; this package sets `MKL_CBWR` as it is imported."""
+    """Warn if MKL rounds a row by its address in memory, although this package sets `MKL_CBWR` when it is imported."""
     generator = torch.Generator().manual_seed(0)
     for inputs in (5, 6, 9, 13) * 8:
         row, weight = (torch.randn(size, inputs, generator=generator, device="cpu") for size in (1, 5))
@@ -76,11 +84,11 @@ def warn_of_rounding_by_place() -> None:
 
 
 def padded(values: Tensor, rows: int) -> Tensor:
-    """`values` and more rows up to the next multiple of `rows`; as it is where nothing is missing.
+    """Return `values` with rows added up to the next multiple of `rows`.
 
-    On a CPU the last row again: models and losses need not take what no record has (classes from 1, a text without a
-    word). On a GPU zeros: a text without a word keeps a mask in place whoever else is there, and without one attention
-    has another kernel.
+    On a CPU the last row is repeated, because a model or a loss need not accept rows that no record has (classes from
+    1, a text without a word). On a GPU zeros are added: a text without a word makes sure that there is always a mask,
+    because attention without a mask uses another kernel.
     """
     missing = -len(values) % rows
     if not missing:
@@ -93,28 +101,28 @@ def padded(values: Tensor, rows: int) -> Tensor:
 
 
 def weighed_nothing(weights: Tensor, rows: int) -> Tensor:
-    """Weights `[b]` and zeros up to `[rows]`."""
+    """Return the weights `[b]` with zeros added up to `[rows]`."""
     return torch.cat([weights, weights.new_zeros(rows - len(weights))])
 
 
 class FixedRows:
-    """Passes with a public number of rows, around others; rows after the batch's have weight 0.
+    """Makes passes with a public number of rows. The rows that are added have weight 0.
 
-    On a CPU, norms of units are taken after them, on one thread.
+    On a CPU the norms of units are taken after the passes, on one thread.
     """
 
     def __init__(self, passes: BookKeeping | Recordings, rows: int, shares: WholeShares) -> None:
         self.passes, self.rows, self.shares = passes, rows, shares
         self._found = 0  # units of the last batch
-        self._weights = 0  # and rows that its weights have
+        self._weights = 0  # rows of its passes (or its units and one for the added rows)
 
     def norms(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
-        """As of the passes."""
+        """Return the norms, as the passes do."""
         records, owners = len(labels), asked.get("owners")
         if records:
             features = torch.cat([padded(view, self.rows) for view in features.chunk(asked.get("views", 1))])
             labels = padded(labels, self.rows)
-        nobody = owners is not None and len(labels) > records  # one more unit, of no record
+        nobody = owners is not None and len(labels) > records  # the added rows are one more unit
         if owners is not None and nobody:
             longer = (owners[-1:] + 1).expand(len(labels)).clone()
             longer[:records].copy_(owners)
@@ -125,7 +133,7 @@ class FixedRows:
             found = self.shares.passed(work, features, len(labels), *kind)
         else:
             self.shares.passed(partial(self.passes.keep, labels=labels, **asked), features, len(labels), *kind)
-            # how many units there are and whose a record is are private: no number of threads may follow from them
+            # the number of units and the owners of records are private: no number of threads may follow from them
             with threads(1):
                 found = self.passes.kept_norms(asked["owners"])
         self._weights = len(found)
@@ -133,7 +141,7 @@ class FixedRows:
         return found[: self._found]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """As of the passes."""
+        """Return the weighted sum, as the passes do."""
         if len(weights) == self._found < self._weights:
             weights = weighed_nothing(weights, self._weights)
         return self.passes.weighted_sum(weights)

@@ -1,9 +1,9 @@
 """Sites: where trainable parameters enter a model's computation, and by which rule their gradients are taken.
 
-A layer has the rule of its class, or of the class whose `forward` it inherits; layers of timm and transformers that
-write torch's anew have theirs by name, so that neither library is needed here. A parameter that a model holds beside
-its layers, `[1, …]` for all records (class tokens, positions), is given to each record as its own. Whatever else has no
-rule goes through `torch.func` as a whole, and a warning says so.
+A layer has the rule of its class, or of the class whose `forward` it inherits. Some layers of timm and transformers are
+torch's layers written anew: they have rules by name, so that neither library is needed here. A parameter `[1, …]` that
+a model holds beside its layers (class tokens, positions) is copied for each record. A layer without a rule goes through
+`torch.func` as a whole, and a warning says so.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ RULES: dict[type[nn.Module], Rule] = {
 }
 
 READ_VALUES = frozenset({fallback, standardised_convolution, libraries.batch_norm_act})
-"""Rules that read the parameters' values during a call; for others none are kept."""
+"""Rules that read the values of parameters. For other rules these are not kept."""
 
 
 def rule_for(layer: nn.Module) -> Rule | None:
-    """The rule of a layer's class, or of the class whose `forward` it inherits unchanged; None where there is none."""
+    """Return the rule of a layer's class, or of the class whose `forward` it inherits; None if there is no rule."""
     name = f"{type(layer).__module__}.{type(layer).__qualname__}"
     if not parametrize.is_parametrized(layer) and (named := libraries.NAMED.get(name)):
         return named
@@ -74,7 +74,7 @@ def rule_for(layer: nn.Module) -> Rule | None:
 
 
 def held(page: Page) -> dict[str, Term]:
-    """A parameter `[1, …]` that each record was given as its own."""
+    """The rule of a parameter `[1, …]` of which each record was given a copy."""
     (name,) = page.names
     backprops = [exact(call.backprop).flatten(1) for call in page.calls]
     return {name: Vectors(backprops[0] if len(backprops) == 1 else torch.stack(backprops).sum(0))}
@@ -82,7 +82,7 @@ def held(page: Page) -> dict[str, Term]:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A layer whose calls are kept: its name in the model, its rule, its trainable parameters by their name in it."""
+    """A layer whose calls are kept: its name in the model, its rule, and its trainable parameters by name."""
 
     name: str
     layer: nn.Module
@@ -90,10 +90,10 @@ class Site:
     parameters: Mapping[str, nn.Parameter]
 
     def terms(self, calls: Sequence[Call], workspace: Workspace) -> dict[str, Term]:
-        """One term per trainable parameter.
+        """Return one term for each trainable parameter.
 
         Raises:
-            EquidpError: for a layer without a rule that `torch.func` cannot take record by record.
+            EquidpError: the layer has no rule, and `torch.func` cannot take it record by record.
         """
         try:
             return self.rule(Page(self.layer, calls, frozenset(self.parameters), workspace))
@@ -109,12 +109,12 @@ class Site:
 
 
 def sites(model: nn.Module) -> list[Site]:
-    """Every place where trainable parameters enter the computation.
+    """Return every place where trainable parameters enter the computation.
 
-    A layer without a rule becomes one place together with everything inside it, and a warning names it.
+    A layer without a rule becomes one place together with all layers inside it, and a warning names it.
 
     Raises:
-        EquidpError: for a layer inside such a place that is also used outside it.
+        EquidpError: a layer inside such a place is also used outside it.
     """
     found = list(_walk(model, "", set()))
     _refuse_reuse(model, [site for site in found if site.rule is fallback])
@@ -127,12 +127,12 @@ def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
     seen.add(layer)
     own = {k: p for k, p in layer.named_parameters(recurse=False) if p.requires_grad}
     for key, child in layer.named_children():
-        if isinstance(child, nn.ParameterList | nn.ParameterDict):  # it is never called: who holds it uses them
+        if isinstance(child, nn.ParameterList | nn.ParameterDict):  # never called: the layer that holds it uses them
             own |= {f"{key}.{k}": p for k, p in child.named_parameters() if p.requires_grad}
     rule = rule_for(layer)
     if own and rule:
         yield Site(name, layer, rule, own)
-    # room for the records in front of two more dimensions, as tokens and positions have
+    # `[1, …]` with two more dimensions, as tokens and positions have: the first one is for the records
     elif own and all(_is_held(k, p) for k, p in own.items()) and any(True for _ in layer.children()):
         for key, parameter in own.items():
             yield Site(f"{name}.{key}" if name else key, layer, held, {key: parameter})
@@ -156,7 +156,7 @@ def _is_held(key: str, parameter: nn.Parameter) -> bool:
 
 
 def _as_held(layer: nn.Module) -> str:
-    """How a parameter of a layer with others inside, such as positions `[places, width]`, comes to the rule `held`."""
+    """Return advice for a layer whose parameter, such as positions `[places, width]`, would fit the rule `held`."""
     own = [(k, p) for k, p in layer.named_parameters(recurse=False) if p.dim() >= 2 and not _is_held(k, p)]
     if not own or not any(True for _ in layer.children()):
         return ""
@@ -166,7 +166,7 @@ def _as_held(layer: nn.Module) -> str:
 
 
 def _level_of_the_caller() -> int:
-    """The `stacklevel` of the line that called this package: a warning that shows one of ours helps nobody."""
+    """Return the `stacklevel` of the line that called this package, which a warning should show."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__.partition(".")[0]:
         frame, level = frame.f_back, level + 1
