@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,8 @@ LAYERS = {
     "lstm both ways, two layers": lambda: nn.LSTM(4, 3, num_layers=2, bidirectional=True),
     "gru": lambda: nn.GRU(4, 6, batch_first=True, bias=False),
     "gru both ways, two layers": lambda: nn.GRU(4, 3, num_layers=2, bidirectional=True),
+    "rnn": lambda: nn.RNN(4, 6, batch_first=True, bias=False),
+    "rnn of relu both ways, two layers": lambda: nn.RNN(4, 3, num_layers=2, nonlinearity="relu", bidirectional=True),
     "attention": lambda: nn.MultiheadAttention(6, 2, batch_first=True),
     "attention, sequences first": lambda: nn.MultiheadAttention(6, 3, bias=False),
     "transformer": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 1),
@@ -82,6 +85,103 @@ def test_the_weights_and_states_that_torch_gives_beside_the_outputs_are_given_to
     torch.testing.assert_close(found, expected)
     start = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     torch.testing.assert_close(rewritten(lstm)(x, start), lstm(x, start))
+
+
+def total(layer: nn.Module, x: Tensor, start: Any) -> Tensor:
+    """A number that every state, and each last state and cell, moves."""
+    states, last = layer(x, start)
+    ends = last if isinstance(last, tuple) else (last,)
+    return (states * torch.linspace(0, 1, states.numel(), dtype=states.dtype).view_as(states)).sum() + sum(
+        end.square().sum() for end in ends
+    )
+
+
+RECURRENT = {name: make for name, make in LAYERS.items() if name.startswith(("lstm", "gru", "rnn"))}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_gradients_through_all_steps_are_autograds_for_inputs_states_and_weights(name: str) -> None:
+    torch.manual_seed(3)
+    theirs = RECURRENT[name]().double()
+    ours = rewritten(copy.deepcopy(theirs))
+    x = torch.randn(5, 7, 4, dtype=torch.float64, requires_grad=True)
+    shape = (theirs.num_layers * (1 + theirs.bidirectional), x.shape[not theirs.batch_first], theirs.hidden_size)
+    begins = [
+        torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(1 + isinstance(theirs, nn.LSTM))
+    ]
+    start = tuple(begins) if len(begins) == 2 else begins[0]
+    found, expected = (
+        torch.autograd.grad(total(layer, x, start), [x, *begins, *layer.parameters()]) for layer in (ours, theirs)
+    )
+    for one, other in zip(found[: 1 + len(begins)], expected, strict=False):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    # the weights have another order
+    norms = [torch.stack(sorted(g.norm() for g in gs[1 + len(begins) :])) for gs in (found, expected)]
+    torch.testing.assert_close(*norms, rtol=1e-10, atol=1e-12)
+
+
+def test_the_last_cell_alone_has_its_gradient_too() -> None:
+    theirs = nn.LSTM(4, 6, batch_first=True)
+    ours, x = rewritten(copy.deepcopy(theirs)), torch.randn(3, 5, 4, requires_grad=True)
+    found, expected = (torch.autograd.grad(layer(x)[1][1].square().sum(), x)[0] for layer in (ours, theirs))
+    torch.testing.assert_close(found, expected)
+
+
+class Scaled(nn.Module):
+    """Has no gradient rule, and a recurrence within."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.scale = layer, nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0][:, -1] * self.scale
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* goes through torch.func")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_within_a_layer_without_a_rule_records_are_taken_one_by_one(
+    kind: type[nn.RNNBase], materialise: Callable[..., Tensor]
+) -> None:
+    torch.manual_seed(4)
+    model, x, y = rewritten(Scaled(kind(4, 6, batch_first=True))), torch.randn(3, 5, 4), torch.tensor([0, 1, 2])
+    gradients = materialise(model, x, y, CrossEntropy())
+    engine = GradientEngine(model, CrossEntropy())
+    torch.testing.assert_close(engine.norms(x, y), gradients.norm(dim=1), rtol=1e-5, atol=1e-6)
+    weights = torch.tensor([1.0, 0.5, 2.0])
+    torch.testing.assert_close(engine.weighted_sum(weights), weights @ gradients, rtol=1e-4, atol=1e-6)
+
+
+class Beside(nn.Module):
+    """A linear layer with a low-rank adapter."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_an_adapter_beside_the_map_of_states_counts_in_every_step(
+    kind: type[nn.RNNBase], materialise: Callable[..., Tensor]
+) -> None:
+    torch.manual_seed(5)
+    theirs = kind(4, 6, batch_first=True)
+    model = Reader(rewritten(copy.deepcopy(theirs)))
+    model.layer.from_state[0] = adapted = Beside(model.layer.from_state[0])
+    with torch.no_grad():
+        theirs.weight_hh_l0 += adapted.up.weight @ adapted.down.weight
+    x, y = torch.randn(3, 5, 4), torch.tensor([0, 1, 2])
+    torch.testing.assert_close(model.layer(x)[0], theirs(x)[0])
+    gradients = materialise(model, x, y, CrossEntropy())
+    torch.testing.assert_close(GradientEngine(model, CrossEntropy()).norms(x, y), gradients.norm(dim=1))
 
 
 def test_what_a_rewritten_layer_cannot_do_is_refused_by_name_and_a_frozen_one_stays() -> None:

@@ -49,6 +49,35 @@ def loop(device: str, seed: int | None, *, by_unit: bool) -> Trainer:
     return trainer
 
 
+class Windows(nn.Module):
+    """A row for each of a record's windows, and a recurrence along them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window, self.along, self.out = nn.Linear(4, 6), nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = torch.tanh(self.window(x.unflatten(1, (3, 4)).flatten(0, 1)))
+        return self.out(self.along(windows.unflatten(0, (-1, 3)))[0][:, -1])
+
+
+def test_windows_and_recurrence_have_the_cpus_result() -> None:
+    """Their model is tried there, too, in the first batch and again in later ones."""
+    random = torch.Generator().manual_seed(0)
+    records = torch.randn(RECORDS, 12, generator=random), torch.randint(0, 2, (RECORDS,), generator=random)
+    found = []
+    for device, where in (("cpu", as_on_gpu), ("cuda", pretended_gpu)):
+        torch.manual_seed(1)
+        with where():
+            trainer = make_private(
+                Windows(), records, each, algorithm="dpsgd", noise_multiplier=1.0, delta=1e-4, epochs=4, batch_size=6,
+                learning_rate=0.1, seed=1, device=device,
+            )  # fmt: skip
+            trainer.run_steps(2)
+            found.append(trainer.engine.flatten().cpu())
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("by_unit", [False, True])
 def test_a_loop_of_a_network_of_ones_own_on_a_gpu(by_unit: bool) -> None:
     with as_on_gpu():

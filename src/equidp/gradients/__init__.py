@@ -4,8 +4,8 @@ Begin with `engine.GradientEngine`. A step asks it for `norms`, then for a `weig
 
 - **How they are computed.** `bookkeeping`: one forward and one backward pass, and what is kept of them. `tape`: records
   the calls of layers. `sites`: which layer has which rule. `layers`: a rule for each kind of layer; `volumes`: for
-  Conv3d and transposed convolutions; `libraries`: for layers of timm and transformers. `rewriting`: attention and
-  recurrence, rewritten as layers with rules. `losses`: per-record losses.
+  Conv3d and transposed convolutions; `libraries`: for layers of timm and transformers. `rewriting`,
+  `recurrence`: attention and recurrence, rewritten as layers with rules. `losses`: per-record losses.
 - **What rules are made of.** `products`, `convolutions`, `lookups`, `windows` (what a convolution sees),
   `standardised` (convolutions with standardised weights), `terms` (what all have in common), `units` (means over the
   records of a unit).

@@ -54,7 +54,7 @@ def refuse_mixing(model: nn.Module) -> None:
         if type(layer).__module__.partition(".")[0] == "opacus":
             raise EquidpError(
                 f"Layer {name or 'model'!r} ({type(layer).__name__}) is one of Opacus's, whose hooks take gradients "
-                "their way: give the model without GradSampleModule, and torch's own nn.LSTM, nn.GRU and "
+                "their way: give the model without GradSampleModule, and torch's own nn.LSTM, nn.GRU, nn.RNN and "
                 "nn.MultiheadAttention, which make_private rewrites."
             )
         if isinstance(layer, torch.jit.ScriptModule):
@@ -75,8 +75,8 @@ def refuse_mixing(model: nn.Module) -> None:
         if trained and isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
             raise EquidpError(
                 f"Layer {name or 'model'!r} ({type(layer).__name__}) cannot be trained privately, as torch does not "
-                "show what happens inside; for all but nn.RNN give rewritten(model) of equidp.gradients.rewriting, or "
-                "write it from Linear layers."
+                "show what happens inside; give rewritten(model) of equidp.gradients.rewriting, or write it from "
+                "Linear layers."
             )
         if trained and getattr(layer, "track_running_stats", False):
             raise EquidpError(

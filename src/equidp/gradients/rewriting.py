@@ -1,7 +1,8 @@
 """Attention and recurrence of torch's, made of layers that have gradient rules.
 
-`nn.MultiheadAttention`, `nn.LSTM` and `nn.GRU` do not show what happens inside, so no rule can be given to them. Their
-replacements compute the same from Linear layers with the same weights; the names of the weights are other ones.
+`nn.MultiheadAttention`, `nn.LSTM`, `nn.GRU` and `nn.RNN` do not show what happens inside, so no rule can be given to
+them. Their replacements (attention here, recurrence in `recurrence.py`) compute the same from Linear layers with the
+same weights. The weights get other names.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients.recurrence import Recurrence
 
 logger = logging.getLogger(__name__)
 
@@ -115,68 +117,9 @@ def _added(mask: Tensor, scores: Tensor) -> Tensor:
     return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
 
 
-class Recurrence(nn.Module):
-    """`nn.LSTM` or `nn.GRU`, for batches that are no PackedSequence, with a layer's weights; `name`: for messages."""
-
-    def __init__(self, layer: nn.RNNBase, name: str) -> None:
-        super().__init__()
-        if layer.proj_size:
-            raise EquidpError(f"Layer {name!r} ({type(layer).__name__}): leave proj_size out.")
-        _refuse_others(layer, chain.from_iterable(layer.all_weights), name)
-        self.hidden, self.batch_first, self.dropout = layer.hidden_size, layer.batch_first, layer.dropout
-        self.gated = isinstance(layer, nn.GRU)
-        self.directions = 2 if layer.bidirectional else 1
-        ends = [f"l{i}{way}" for i in range(layer.num_layers) for way in ("", "_reverse")[: self.directions]]
-        self.from_input = nn.ModuleList(_of(layer, "ih", end) for end in ends)
-        self.from_state = nn.ModuleList(_of(layer, "hh", end) for end in ends)
-
-    def forward(self, values: Tensor, start: Tensor | tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, object]:
-        """As torch's: `[b, L, i]` (or `[L, b, i]`) to states of all steps `[b, L, directions·h]`, and the last ones."""
-        if not isinstance(values, Tensor) or values.dim() != 3:
-            raise EquidpError("A recurrence that is trained privately takes batches of sequences, padded, not packed.")
-        values = values if self.batch_first else values.transpose(0, 1)
-        begin = values.new_zeros(len(self.from_input), len(values), self.hidden)
-        states, cells = start if isinstance(start, tuple) else (begin if start is None else start, begin)
-        last: list[tuple[Tensor, Tensor]] = []
-        for layer in range(0, len(self.from_input), self.directions):
-            if layer:
-                values = nn.functional.dropout(values, self.dropout, self.training)
-            ways = []
-            for way in range(self.directions):
-                i = layer + way
-                found, end = self._direction(i, values.flip(1) if way else values, (states[i], cells[i]))
-                ways.append(found.flip(1) if way else found)
-                last.append(end)
-            values = torch.cat(ways, 2)
-        state, cell = (torch.stack(parts) for parts in zip(*last, strict=True))
-        return (values if self.batch_first else values.transpose(0, 1)), state if self.gated else (state, cell)
-
-    def _direction(self, i: int, values: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        step, from_state = (_gru if self.gated else _lstm), self.from_state[i]
-        shown: list[Tensor] = []
-        for inputs in self.from_input[i](values).unbind(1):
-            at = step(inputs, from_state(at[0]), at)
-            shown.append(at[0])
-        return torch.stack(shown, 1), at
-
-
-def _lstm(inputs: Tensor, before: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    write, keep, candidate, show = (inputs + before).chunk(4, 1)
-    cell = keep.sigmoid() * at[1] + write.sigmoid() * candidate.tanh()
-    return show.sigmoid() * cell.tanh(), cell
-
-
-def _gru(inputs: Tensor, before: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    (reset, keep, candidate), (reset_, keep_, candidate_) = inputs.chunk(3, 1), before.chunk(3, 1)
-    new = (candidate + (reset + reset_).sigmoid() * candidate_).tanh()
-    kept = (keep + keep_).sigmoid()
-    return (1 - kept) * new + kept * at[0], at[1]
-
-
-def _of(layer: nn.RNNBase, which: str, end: str) -> nn.Linear:
-    return _linear(
-        getattr(layer, f"weight_{which}_{end}"), getattr(layer, f"bias_{which}_{end}") if layer.bias else None
-    )
+def _recurrence(layer: nn.RNNBase, name: str) -> Recurrence:
+    _refuse_others(layer, chain.from_iterable(layer.all_weights), name)
+    return Recurrence(layer, name, _linear)
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -190,6 +133,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 REPLACEMENTS: dict[type[nn.Module], Callable[..., nn.Module]] = {
     nn.MultiheadAttention: Attention,
-    nn.LSTM: Recurrence,
-    nn.GRU: Recurrence,
+    nn.LSTM: _recurrence,
+    nn.GRU: _recurrence,
+    nn.RNN: _recurrence,
 }

@@ -1,0 +1,306 @@
+"""Recurrence: torch's LSTM, GRU and RNN, made of linear layers that have gradient rules.
+
+A recurrence has two linear maps: one of its inputs, and one of its state before each step. If autograd recorded every
+step, a text of 128 words would have 128 calls of the second map, and some twenty small operations around each. Here the
+steps are computed without autograd. Then all states are known, and the second map is called once, on the states before
+all steps. What follows from both maps is a function with a derivative of its own, which goes back through the steps.
+Where something else stands in the place of the second map, such as a linear layer with an adapter, autograd records
+every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equidp.errors import EquidpError
+
+Pair = tuple[Tensor, Tensor]
+"""States and cells. Only an LSTM has cells; for the others they are passed on as they are."""
+
+Bend = Callable[[Tensor], Tensor]
+"""A nonlinearity."""
+
+Step = Callable[[Tensor, Tensor, Pair], Pair]
+
+
+class Recurrence(nn.Module):
+    """`nn.LSTM`, `nn.GRU` or `nn.RNN` with a layer's weights, for padded batches (no PackedSequence).
+
+    Args:
+        layer: whose weights are taken over.
+        name: of the layer, for messages.
+        linear: makes a linear layer of a weight and a bias.
+    """
+
+    def __init__(self, layer: nn.RNNBase, name: str, linear: Callable[[Tensor, Tensor | None], nn.Linear]) -> None:
+        super().__init__()
+        if layer.proj_size:
+            raise EquidpError(f"Layer {name!r} ({type(layer).__name__}): leave proj_size out.")
+        self.hidden, self.batch_first, self.dropout = layer.hidden_size, layer.batch_first, layer.dropout
+        self.kind = layer.mode
+        self.directions = 2 if layer.bidirectional else 1
+        ends = [f"l{i}{way}" for i in range(layer.num_layers) for way in ("", "_reverse")[: self.directions]]
+
+        def maps(which: str) -> nn.ModuleList:
+            biases = (getattr(layer, f"bias_{which}_{end}") if layer.bias else None for end in ends)
+            weights = (getattr(layer, f"weight_{which}_{end}") for end in ends)
+            return nn.ModuleList(linear(weight, bias) for weight, bias in zip(weights, biases, strict=True))
+
+        self.from_input, self.from_state = maps("ih"), maps("hh")
+
+    def forward(self, values: Tensor, start: Tensor | Pair | None = None) -> tuple[Tensor, object]:
+        """Return the states of all steps `[b, L, directions·h]` (or `[L, b, …]`), and the last ones, as torch's layer.
+
+        Args:
+            values: `[b, L, i]`, or `[L, b, i]` if the layer is not `batch_first`.
+            start: states `[layers·directions, b, h]`, for an LSTM a pair of states and cells; zeros if None.
+        """
+        if not isinstance(values, Tensor) or values.dim() != 3:
+            raise EquidpError("A recurrence that is trained privately takes batches of sequences, padded, not packed.")
+        values = values if self.batch_first else values.transpose(0, 1)
+        begin = values.new_zeros(len(self.from_input), len(values), self.hidden)
+        states, cells = start if isinstance(start, tuple) else (begin if start is None else start, begin)
+        last: list[Pair] = []
+        for layer in range(0, len(self.from_input), self.directions):
+            if layer:
+                values = nn.functional.dropout(values, self.dropout, self.training)
+            ways = []
+            for way in range(self.directions):
+                i = layer + way
+                found, cell = self._direction(i, values.flip(1) if way else values, (states[i], cells[i]))
+                last.append((found[:, -1], cell))
+                ways.append(found.flip(1) if way else found)
+            values = torch.cat(ways, 2)
+        state, cell = (torch.stack(parts) for parts in zip(*last, strict=True))
+        return (values if self.batch_first else values.transpose(0, 1)), (state, cell) if self.kind == "LSTM" else state
+
+    def _direction(self, i: int, values: Tensor, start: Pair) -> Pair:
+        """Return states `[b, L, h]` and the last cell `[b, h]` of one direction of one layer."""
+        inputs, linear = self.from_input[i](values), self.from_state[i]
+        if type(linear) is not nn.Linear:  # an adapter, say, stands beside it
+            return _one_by_one(ONE_STEP[self.kind], inputs, linear, start)
+        steps, function = ALL_STEPS[self.kind]
+        state, cell = (one.to(inputs.dtype) for one in start)
+        weight = linear.weight.detach().to(inputs.dtype)
+        bias = None if linear.bias is None else linear.bias.detach().to(inputs.dtype)
+        with torch.no_grad():
+            kept = steps(inputs.detach(), state.detach(), cell.detach(), weight.t(), bias)
+            before = torch.stack([state.detach(), *kept[: values.shape[1] - 1]], 1)
+        found: Pair = function.apply(inputs, linear(before), state, cell, weight, *kept)
+        return found
+
+
+def _lstm(inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """Return the states `[b, h]` of all steps, then all gates `[b, 4, h]`, candidates and cells `[b, h]`.
+
+    Args:
+        inputs: `[b, L, 4h]`, what the first map gives.
+        state: `[b, h]`, before the first step.
+        cell: `[b, h]`, before the first step.
+        weight: `[h, 4h]`, of the second map.
+        bias: `[4h]`, of the second map.
+    """
+    states, gates, candidates, cells = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+    for given in inputs.unbind(1):
+        total = _total(given, state, weight, bias).unflatten(1, (4, -1))
+        gates.append(total.sigmoid())  # the third one is not used
+        candidates.append(total.select(1, 2).tanh())
+        write, keep, _, show = gates[-1].unbind(1)
+        cell = torch.addcmul(keep * cell, write, candidates[-1])
+        state = show * cell.tanh()
+        states.append(state)
+        cells.append(cell)
+    return [*states, *gates, *candidates, *cells]
+
+
+class _Lstm(torch.autograd.Function):
+    """States `[b, L, h]` and the last cell `[b, h]`, of both maps `[b, L, 4h]` and of the state and cell before."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inputs: Tensor, before: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
+        return torch.stack(kept[: inputs.shape[1]], 1), kept[-1].clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
+        steps = inputs[0].shape[1]
+        ctx.save_for_backward(inputs[4], *inputs[5 + steps : 5 + 3 * steps], inputs[3], *inputs[5 + 3 * steps :])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
+        weight, *kept = ctx.saved_tensors
+        steps = len(kept) // 3
+        gates, candidates, cells = kept[:steps], kept[steps : 2 * steps], kept[2 * steps :]
+        backs, to_state = list[Tensor](), torch.zeros_like(cells[0])
+        to_cell = to_state if to_cell is None else to_cell
+        for step, given in reversed(list(enumerate(_by_step(to_states, to_state, steps)))):
+            (write, keep, _, show), candidate, shown = gates[step].unbind(1), candidates[step], cells[step + 1].tanh()
+            to_state = given + to_state
+            to_cell = to_cell + _through_tanh(to_state * show, shown)
+            to_write, to_keep = _through_gate(to_cell * candidate, write), _through_gate(to_cell * cells[step], keep)
+            to_candidate, to_show = _through_tanh(to_cell * write, candidate), _through_gate(to_state * shown, show)
+            backs.append(torch.cat([to_write, to_keep, to_candidate, to_show], 1))
+            to_state, to_cell = backs[-1] @ weight, to_cell * keep
+        back = torch.stack(backs[::-1], 1)
+        return back, back, to_state, to_cell, None, *[None] * (4 * steps)
+
+
+def _gru(inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """Return the states `[b, h]` of all steps, then what the gates and candidates were computed of.
+
+    These are for each step reset and keep, the candidate, and the second map's part of it, `[b, h]` each. Arguments as
+    of `_lstm`, with 3h in place of 4h; the cell is not used.
+    """
+    states, kept = list[Tensor](), list[Tensor]()
+    for given in inputs.unbind(1):
+        mapped = state @ weight if bias is None else torch.addmm(bias, state, weight)
+        (reset, keep, candidate), (reset_, keep_, part) = given.chunk(3, 1), mapped.chunk(3, 1)
+        reset, keep = (reset + reset_).sigmoid(), (keep + keep_).sigmoid()
+        candidate = torch.addcmul(candidate, reset, part).tanh()
+        state = torch.lerp(candidate, state, keep)
+        states.append(state)
+        kept += [reset, keep, candidate, part]
+    return [*states, *kept]
+
+
+class _Gru(torch.autograd.Function):
+    """States `[b, L, h]` and the cell as it was, of both maps `[b, L, 3h]` and of the state before."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inputs: Tensor, before: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
+        return torch.stack(kept[: inputs.shape[1]], 1), cell.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
+        steps = inputs[0].shape[1]
+        ctx.save_for_backward(inputs[4], inputs[2], *inputs[5 : 4 + steps], *inputs[5 + steps :])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
+        weight, *kept = ctx.saved_tensors
+        steps = len(kept) // 5
+        inward, backs, to_state = list[Tensor](), list[Tensor](), torch.zeros_like(kept[0])
+        for step, given in reversed(list(enumerate(_by_step(to_states, to_state, steps)))):
+            reset, keep, candidate, part = kept[steps + 4 * step : steps + 4 * step + 4]
+            to_state = given + to_state
+            to_candidate = _through_tanh(to_state * (1 - keep), candidate)
+            to_keep = _through_gate(to_state * (kept[step] - candidate), keep)
+            to_reset = _through_gate(to_candidate * part, reset)
+            inward.append(torch.cat([to_reset, to_keep, to_candidate], 1))
+            backs.append(torch.cat([to_reset, to_keep, to_candidate * reset], 1))
+            to_state = torch.addmm(to_state * keep, backs[-1], weight)
+        found = torch.stack(inward[::-1], 1), torch.stack(backs[::-1], 1)
+        return *found, to_state, to_cell, None, *[None] * (5 * steps)
+
+
+def _rnn(
+    inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Tensor | None, bend: Bend = torch.tanh
+) -> list[Tensor]:
+    """Return the states `[b, h]` of all steps. Arguments as of `_lstm`, with h in place of 4h; the cell is not used."""
+    states = list[Tensor]()
+    for given in inputs.unbind(1):
+        state = bend(_total(given, state, weight, bias))
+        states.append(state)
+    return states
+
+
+class _Rnn(torch.autograd.Function):
+    """States `[b, L, h]` and the cell as it was, of both maps `[b, L, h]` and of the state before."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def through(back: Tensor, state: Tensor) -> Tensor:
+        """Return the gradient before the nonlinearity, from the one behind it and from the state."""
+        return _through_tanh(back, state)
+
+    @staticmethod
+    def forward(inputs: Tensor, before: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *states: Tensor) -> Pair:
+        return torch.stack(states, 1), cell.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
+        ctx.save_for_backward(*inputs[4:])
+        ctx.set_materialize_grads(False)
+
+    @classmethod
+    def backward(cls, ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
+        weight, *states = ctx.saved_tensors
+        backs, to_state = list[Tensor](), torch.zeros_like(states[0])
+        for state, given in zip(reversed(states), reversed(_by_step(to_states, to_state, len(states))), strict=True):
+            backs.append(cls.through(given + to_state, state))
+            to_state = backs[-1] @ weight
+        back = torch.stack(backs[::-1], 1)
+        return back, back, to_state, to_cell, None, *[None] * len(states)
+
+
+class _ReluRnn(_Rnn):
+    """The same with ReLU in place of tanh."""
+
+    @staticmethod
+    def through(back: Tensor, state: Tensor) -> Tensor:
+        """As of `_Rnn`."""
+        return back * (state > 0)
+
+
+def _total(given: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Add up what both maps give for a step."""
+    return torch.addmm(given, state, weight) if bias is None else torch.addmm(bias, state, weight) + given
+
+
+def _by_step(to_states: Tensor | None, zero: Tensor, steps: int) -> Sequence[Tensor]:
+    """Return the gradients `[b, h]` that arrive at each state; None stands for zeros, where no state is used."""
+    return [zero] * steps if to_states is None else to_states.unbind(1)
+
+
+_through_gate, _through_tanh = torch.ops.aten.sigmoid_backward.default, torch.ops.aten.tanh_backward.default
+"""The gradient at the input of σ or tanh, from the one at its output and from the output."""
+
+ALL_STEPS: dict[str, tuple[Callable[..., list[Tensor]], type[torch.autograd.Function]]] = {
+    "LSTM": (_lstm, _Lstm),
+    "GRU": (_gru, _Gru),
+    "RNN_TANH": (_rnn, _Rnn),
+    "RNN_RELU": (partial(_rnn, bend=torch.relu), _ReluRnn),
+}
+"""By torch's name of the kind: what computes the steps, and the function that has their derivative."""
+
+
+def _one_by_one(step: Step, inputs: Tensor, from_state: nn.Module, at: Pair) -> Pair:
+    """Return states `[b, L, h]` and the last cell `[b, h]`, with autograd along every step."""
+    states = list[Tensor]()
+    for given in inputs.unbind(1):
+        at = step(given, from_state(at[0]), at)
+        states.append(at[0])
+    return torch.stack(states, 1), at[1]
+
+
+def _lstm_step(inputs: Tensor, before: Tensor, at: Pair) -> Pair:
+    write, keep, candidate, show = (inputs + before).chunk(4, 1)
+    cell = keep.sigmoid() * at[1] + write.sigmoid() * candidate.tanh()
+    return show.sigmoid() * cell.tanh(), cell
+
+
+def _gru_step(inputs: Tensor, before: Tensor, at: Pair) -> Pair:
+    (reset, keep, candidate), (reset_, keep_, candidate_) = inputs.chunk(3, 1), before.chunk(3, 1)
+    new = (candidate + (reset + reset_).sigmoid() * candidate_).tanh()
+    kept = (keep + keep_).sigmoid()
+    return (1 - kept) * new + kept * at[0], at[1]
+
+
+ONE_STEP: dict[str, Step] = {
+    "LSTM": _lstm_step,
+    "GRU": _gru_step,
+    "RNN_TANH": lambda inputs, before, at: ((inputs + before).tanh(), at[1]),
+    "RNN_RELU": lambda inputs, before, at: ((inputs + before).relu(), at[1]),
+}
+"""By torch's name of the kind: state and cell after a step, from what both maps give and from those before it."""
