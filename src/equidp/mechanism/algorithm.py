@@ -42,7 +42,7 @@ from equidp.mechanism.parts.base import listed
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to: the ledger, the number of steps taken, and of steps taken or refused."""
+    """What a run came to: the ledger's events, the number of steps taken, and that of steps taken or refused."""
 
     events: tuple[Event, ...]
     accepted_steps: int
@@ -62,7 +62,7 @@ class Published:
 
 
 PublishedRule = Callable[["Algorithm", Plan, Outcome | None], Published]
-"""A paper's own figure, of a plan or of a finished run."""
+"""Gives a paper's own figure: of a plan, or with an outcome of a finished run."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,14 @@ class Algorithm:
     Attributes:
         initial: public values at the first step, `clip_norm` among them.
         model_options: settings that the algorithm imposes on the model (a bounded activation, say).
-        model: name of the model that the algorithm's own features need, or None for the run's.
-        learning_rate: in place of the run's, or None.
-        optimizer: a name of `OPTIMIZERS`, or what makes one, in place of the run's; None where any will do.
-        published: the paper's own figure; default RDP of the gradients' events, improved conversion.
+        model: name of the model that the algorithm's own features need; None for the run's model.
+        learning_rate: replaces the run's; None for the run's.
+        optimizer: a name of `OPTIMIZERS`, or a function that makes an optimiser; replaces the run's. None: any will do.
+        published: the paper's own figure; by default RDP of the gradients' events with the improved conversion.
 
     Raises:
-        EquidpError: where two parts cannot hold together.
+        EquidpError: for a part of the wrong kind, for values that no part provides, for a weight rule without a bound,
+            and for parts that do not go together.
     """
 
     name: str
@@ -151,12 +152,12 @@ class Algorithm:
 
     @property
     def combination(self) -> Combination:
-        """Its parts alone."""
+        """The parts and `initial`, without the rest."""
         return Combination(**{field.name: getattr(self, field.name) for field in fields(Combination)})
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All its parts."""
+        """All parts that the algorithm has."""
         begin = (self.sampler, self.objective, self.contribution, self.weights)
         found = (*begin, self.schedule, self.side_release, self.update, self.acceptance, self.released_weights)
         return tuple(part for part in found if part is not None)
@@ -177,10 +178,11 @@ class Algorithm:
         return not self.acceptance.may_stop and type(self.sampler).budget is Sampler.budget
 
     def optimizer_beside(self, asked: Descent) -> MakeOptimizer:
-        """The optimiser to train with where a run asks for that one; one without a name asks for none.
+        """Return what makes the optimiser to train with, where a run asks for `asked`; without a name it asks for none.
 
         Raises:
-            EquidpError: for another optimiser than the algorithm's own, or settings of it.
+            EquidpError: if the run asks for another optimiser than the algorithm's own, or gives settings for an own
+                one that brings its settings.
         """
         own = self.optimizer
         if own is None or asked.optimizer == own:
@@ -199,7 +201,7 @@ class Algorithm:
         return own
 
     def averaged(self, decay: float | None) -> Algorithm:
-        """This algorithm with an exponential average of its weights as what leaves the run; None changes nothing.
+        """Return this algorithm with an exponential average of its weights leaving the run; None changes nothing.
 
         Raises:
             EquidpError: for an algorithm that says itself which weights leave the run.
@@ -215,7 +217,7 @@ class Algorithm:
         return replace(self, released_weights=average)
 
     def adapt(self, plan: Plan) -> Plan:
-        """The plan as this algorithm runs it: a full-batch algorithm has B = N, say. Doing it twice changes nothing."""
+        """The plan as this algorithm runs it (a full-batch algorithm has B = N); to adapt it twice changes nothing."""
         return self.sampler.adapt(plan)
 
     def release_steps(self, plan: Plan) -> range:
@@ -265,18 +267,18 @@ class Algorithm:
     def events(self, plan: Plan) -> tuple[Event, ...]:
         """Everything the whole run can charge, known before it starts.
 
-        Where the run may stop early this is its cap. Where the noise is chosen within a budget this is the sampler's
-        worst case; the guarantee is then the budget's alone (`epsilon`).
+        If the run may stop early, these are the events of its longest run. If the noise is chosen within a budget, they
+        are the sampler's worst case, and the guarantee is the budget's alone (`epsilon`).
         """
         plan = self.adapt(plan)
-        if self.private and self.side_release is None and not self.acceptance.candidate_events(plan):  # one kind a step
+        if self.private and self.side_release is None and not self.acceptance.candidate_events(plan):  # one event each
             last = self.acceptance.cap(plan, self.sampler.sampling_rate(plan))
             steps = self._charges(plan, 0, last, _ends(self.schedule, plan))
             return merged((*self.sampler.releases(plan), *steps))
         return merged(event for epoch in self.events_by_epoch(plan) for event in epoch)
 
     def events_by_epoch(self, plan: Plan) -> list[list[Event]]:
-        """`events`, apart for each of the E epochs."""
+        """`events` of each of the E epochs."""
         plan = self.adapt(plan)
         if not self.private:
             return [[] for _ in range(plan.epochs)]
@@ -289,7 +291,7 @@ class Algorithm:
         return epochs
 
     def events_until(self, plan: Plan, steps: int) -> tuple[Event, ...]:
-        """What the first steps, taken or refused, charge."""
+        """What the first `steps` steps, taken or refused, charge; with the sampler's own releases."""
         plan = self.adapt(plan)
         return (*self.sampler.releases(plan), *self._charges(plan, 0, steps, _ends(self.schedule, plan)))
 
@@ -313,7 +315,7 @@ class Algorithm:
 
     @property
     def of_groups(self) -> bool:
-        """Whether it releases something of groups, by its parts' own words."""
+        """Whether a part's `released` says that it releases something of groups."""
         return any("group" in part.released for part in self.parts)
 
     def epsilon(self, plan: Plan) -> Epsilon:
@@ -339,7 +341,7 @@ class Algorithm:
         return budget
 
     def epsilon_path(self, plan: Plan) -> list[float]:
-        """ε after each of the E epochs; constant where a budget for the whole run is what holds."""
+        """ε after each of the E epochs; constant if a budget holds for the whole run."""
         if not self.private:
             return [math.inf] * plan.epochs
         plan = self.adapt(plan)
@@ -352,8 +354,8 @@ class Algorithm:
         """The plan with the smallest noise whose ε is at most `target`.
 
         Args:
-            published: whether the paper's own figure meets the target, as its tables need. What we stand by is then
-                whatever these events come to, more or less than the target.
+            published: let the paper's own figure meet the target, for a comparison with its tables. The ε we stand by
+                then follows from the same events, and may be more or less than the target.
 
         Raises:
             EquidpError: where the target cannot be met, naming what costs it.
@@ -391,8 +393,9 @@ class Algorithm:
         """Whether the ε of this plan covers a ledger: equal to the plan, within its cap, or within its budget.
 
         Args:
-            steps: that the run has taken or refused; where they charge less than the ledger holds, a crashed life took
-                the rest. A run that may stop early could still have gone on to its cap, so its cap does not cover both.
+            steps: how many steps the run has taken or refused. If they charge less than the ledger holds, an earlier
+                process charged the rest before it crashed. The cap of a run that may stop early does not cover both:
+                the run could have gone on to its cap, and these would come on top.
         """
         plan = self.adapt(plan)
         budget = self.sampler.budget(plan)
@@ -423,7 +426,7 @@ def _how_many(steps: range, low: int, high: int) -> int:
 
 
 def published_by(conversion: Conversion) -> PublishedRule:
-    """The common way of the papers: RDP of the gradients' events alone, one conversion, integer orders 2…64."""
+    """The papers' usual figure: RDP of the gradients' events alone, one conversion, integer orders 2…64."""
 
     def figure(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
         beside = [*algorithm.sampler.releases(plan), *algorithm.acceptance.candidate_events(plan)]

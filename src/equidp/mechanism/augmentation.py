@@ -2,16 +2,16 @@
 
     g_i = (1/m)·Σ_v ∇f(θ; view_v(x_i)),   then norm, weight and bound as ever
 
-Event and sensitivity stay as they are: what a record adds is weighed by the norm of its mean, so Δ bounds it, and its
-slot, once emptied, takes all its views along. This needs that no other record's views move with it. Were they drawn in
-the batch's order, one record fewer would give all after it other views. So a record's views follow from its own
-identity, the step and a key alone:
+Event and sensitivity stay as they are. What a record adds is weighed by the norm of its mean gradient, so Δ bounds it,
+and a record that leaves takes all its views along. This needs that no other record's views change with it. If views
+were drawn in the batch's order, one record fewer would give other views to all records after it. So a record's views
+follow from its own identity, the step and a key alone:
 
     u = (a·identity + b) mod (2³¹ − 1),   a and b from key, step and view
 
-which is pairwise independent over identities (Carter and Wegman 1979), and tells the shift, the flip or the piece of a
-public table of noise. The key may be known to everybody. Records that have no identity have their rows' numbers, which
-stay where a slot is emptied, as the guarantee has it.
+The numbers u are pairwise independent over identities (Carter and Wegman 1979). They choose the shift, the flip or the
+piece of a public table of noise. The key may be known to everybody. Records without an identity have the numbers of
+their rows. These stay as they are when a record leaves, because the guarantee lets it leave an empty slot.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Augmentation:
     """Random views of records.
 
     Attributes:
-        views: m, of each record at each step.
+        views: m, the number of views of each record at each step.
         kinds: `flip` left and right, `crop` after padding by reflection, `noise` N(0, sd²) on every feature.
-        key: of the public numbers.
+        key: public; all random numbers follow from it.
         shape: of one record's features: `[c, h, w]` for `flip` and `crop`.
-        padding: pixels, of `crop`.
-        sd: of `noise`.
+        padding: pixels on each side, for `crop`.
+        sd: standard deviation, for `noise`.
         head: leading columns that no view changes; the features then are flat.
 
     Raises:
@@ -101,7 +101,7 @@ class Augmentation:
         return (identities * factors + summands) % PRIME
 
     def _moved(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """`[m·b, c, h, w]`: pieces of the padded images, which stand one after the other in memory, then mirrored."""
+        """`[m·b, c, h, w]`: pieces of the padded images or of their mirror images, which lie in memory in a row."""
         (records, channels), (height, width) = images.shape[:2], images.shape[2:]
         padding = self.padding if "crop" in self.kinds else 0
         for axis in (2, 3) if padding else ():
@@ -130,6 +130,6 @@ class Augmentation:
 
 
 def _reflected(side: int, padding: int, device: torch.device) -> Tensor:
-    """`[side + 2·padding]` places in a row of pixels that is continued by its mirror image."""
+    """`[side + 2·padding]` positions in a row of pixels that its mirror image continues on both sides."""
     places = torch.arange(-padding, side + padding, device=device).abs()
     return torch.where(places < side, places, 2 * (side - 1) - places)

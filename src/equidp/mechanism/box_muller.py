@@ -1,4 +1,4 @@
-"""Pairs of Gaussians made of random integers: what `secure` adds, without the adding.
+"""Pairs of Gaussians made of random integers: the noise that `secure` adds.
 
 Box and Muller: with U and V uniform in (0, 1], r = √(−2 ln U) and θ = 2πV, the two numbers r·cos θ and r·sin θ are
 independent standard Gaussians. Two such pairs are added, and divided by √2:
@@ -7,10 +7,10 @@ independent standard Gaussians. Two such pairs are added, and divided by √2:
 
 are jointly Gaussian, of variance 1 and covariance 0: again a pair of independent standard Gaussians.
 
-Why two are added, `secure` says. On Linux with an x86-64 processor one loop does it all in registers, with the vectors'
-logarithms and sines of the C library (libmvec); it is compiled for the first draw, in a twentieth of a second. torch's
-operations, each of which passes over memory, take three times as long. Their results differ from the loop's by some
-10⁻¹⁵, which nobody needs to repeat.
+`secure` says why two are added. On Linux with an x86-64 processor one loop does all of it in registers, with the C
+library's logarithms and sines of vectors (libmvec). It is compiled for the first draw, in a twentieth of a second.
+torch's operations, each of which passes over memory, take three times as long. Their results differ from the loop's by
+some 10⁻¹⁵; that does no harm, because secure noise is never repeated.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ HALF, UNIT = 0.5, 2.0**-63
 [−π, π)."""
 
 PAIRS_EACH = 4096
-"""Pairs of a thread at least. Fewer are made before another thread has woken up. And a process that was forked while
-its parent had such threads waits for them for ever, in torch's own larger operations, too."""
+"""The least number of pairs for each thread. Fewer are made before another thread has woken up. And once a process that
+was forked from one with such threads uses several, it waits for ever, as it does in torch's own larger operations."""
 
 
 def gaussians(words: Tensor) -> Tensor:
     """`[2m]` float64 independent standard Gaussians: √(−ln U₁)·cos θ₁ + √(−ln U₂)·cos θ₂, then with sines.
 
     Args:
-        words: `[2, 2, m]` int64, uniform; of two radii and of two angles.
+        words: `[2, 2, m]` int64, uniform: first those of the two radii, then those of the two angles.
     """
     loop = compiled_loop() if words.is_cpu else None
     return _by_torch(words) if loop is None else loop(words)
@@ -50,12 +50,12 @@ def _by_torch(words: Tensor) -> Tensor:
     radius, angle = words.to(torch.float64).unbind()
     radius.abs_().add_(HALF).mul_(UNIT).log_().neg_().sqrt_()
     angle.mul_(math.pi * UNIT)
-    one, other = torch.stack([angle, angle - math.pi / 2]).cos_().mul_(radius).unbind(1)  # a sine is a cosine, turned
+    one, other = torch.stack([angle, angle - math.pi / 2]).cos_().mul_(radius).unbind(1)  # sin θ = cos(θ − π/2)
     return (one + other).view(-1)
 
 
 class Loop:
-    """The same compiled. Arguments as of `Writer`."""
+    """`gaussians` as compiled code for the CPU. Arguments as of `Writer`."""
 
     def __init__(self, lanes: int, functions: dict[str, Any]) -> None:
         self._lanes, self._code = lanes, MachineCode(Writer(lanes, functions), functions)
@@ -78,7 +78,7 @@ class Loop:
 
 
 class Work(ctypes.Structure):
-    """What the code is called with.
+    """The arguments of the compiled code.
 
     Attributes:
         pairs: m.
@@ -90,10 +90,10 @@ class Work(ctypes.Structure):
 
 
 class Writer(Program):
-    """The loop in LLVM's language: for each vector of pairs, two radii and angles, and what is made of them.
+    """The loop in LLVM's language: for each vector of pairs, two radii and two angles, and the pairs made of them.
 
-    The last vector begins so early that it ends with the last pair: what it has in common with the one before is
-    written twice, the same.
+    The last vector begins early enough to end with the last pair. Where it overlaps the vector before it, the same
+    numbers are written twice.
 
     Args:
         lanes: float64 of a vector.

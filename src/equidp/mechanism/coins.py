@@ -1,6 +1,7 @@
-"""Whether batches are such as independent coins give, which every ε here is computed for.
+"""Whether batches look as if independent coins had drawn them, which every ε here is computed for.
 
-A sampler of one's own is watched as it draws. What no chance explains is told; what looks like chance may be none.
+A sampler of another package is watched as it draws. What chance cannot explain is reported. The opposite is not shown:
+batches that look like chance may come from something else.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import torch
 from torch import Tensor
 
 ALIKE, SAME = 20, 15
-"""Batches whose sizes are compared, and how many of them may not be of one size; by coins, less than one in a million.
-
-Of an epoch's slices all but the last are.
+"""So many batches are compared, and so many of them may not have the same size: coins give that less than once in a
+million runs. A sampler that cuts an epoch into slices gives slices of one size, except the last one.
 """
 
 APART = 10
 """Batches between two looks at how often each unit was drawn."""
 
 FEWEST = 20
-"""Units times the variance of how often one is drawn, from which on the spread of these numbers says something."""
+"""How often units were drawn is compared once the number of units, times the variance of how often one unit is drawn,
+has come to this."""
 
 EVENLY, UNEVENLY = -7, 10
-"""Standard deviations of that spread, below and above; by coins, less than one in 10 billion."""
+"""How far the spread of these numbers may be below and above its mean, in standard deviations; coins exceed that less
+than once in 10 billion."""
 
 
 class Coins:
@@ -36,10 +38,10 @@ class Coins:
     def __init__(self, size: int) -> None:
         self._size, self._sizes, self._drawn = size, Counter[int](), torch.zeros(size, dtype=torch.int64)
         self._found = 0
-        self._expected = self._variance = 0.0  # of how often a unit is drawn
+        self._expected = self._variance = 0.0  # of the number of times that a unit is drawn
 
     def unlike(self, units: Tensor, rate: float | None) -> str:
-        """What coins do not give, of these and earlier batches; empty for what they may.
+        """Return what coins do not give, in this batch or with earlier ones; empty for batches that they may give.
 
         Args:
             units: `[u]` int64, the batch.

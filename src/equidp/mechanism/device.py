@@ -1,4 +1,4 @@
-"""Where to train."""
+"""The device to train on."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA, then the CPU.
+    """Return the device of this name; `auto` is CUDA where there is one, else the CPU.
 
-    Apple's GPUs (MPS) are not among them: they have no float64, in which coins are tossed.
+    Apple's GPUs (MPS) are not supported: they have no float64, in which coins are tossed.
 
     Raises:
         EquidpError: for a device of another kind, or one that this machine does not have.
@@ -65,9 +65,9 @@ def driver_version() -> str:
 
 @contextmanager
 def fixed_order(wanted: bool, device: torch.device) -> Iterator[None]:
-    """For a while, let a GPU add in a fixed order, so that a step done again gives the very same values.
+    """Within the context, let a GPU add in a fixed order, so that a step done again gives the very same values.
 
-    A CPU always does. The switch is the process's; what was set before comes back.
+    A CPU always does. The switch is for the whole process; its earlier setting comes back afterwards.
 
     Raises:
         EquidpError: where the model has an operation without such a kernel.
@@ -78,7 +78,7 @@ def fixed_order(wanted: bool, device: torch.device) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic
-    # all is written before it is read
+    # torch need not fill new memory: all of it is written before it is read
     filled, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
     torch.use_deterministic_algorithms(True)
     try:

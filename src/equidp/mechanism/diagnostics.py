@@ -16,7 +16,7 @@ HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
 
 
 MOST_NUMBERS = 2**25
-"""Groups × parameters for which the gradients of every group are added up apart."""
+"""The most groups × parameters for which the gradients of each group are added up separately."""
 
 
 def binned(values: Tensor, edges: tuple[float, ...]) -> Tensor:
@@ -34,7 +34,7 @@ class Diagnostics:
     clean_sum: Tensor | None = None
 
     def observe(self, values: Mapping[str, Tensor]) -> None:
-        """Add sums."""
+        """Add these values to the totals of their names."""
         for name, value in values.items():
             self.totals[name] = self.totals.get(name, torch.zeros_like(value)) + value
 
@@ -44,7 +44,7 @@ class Diagnostics:
         Args:
             norms, weights, groups: `[u]` each.
             size: number of groups.
-            clean: `[d]` sum of the gradients as they are, those that are not finite left out.
+            clean: `[d]` sum of the unweighted gradients, without those that are not finite.
         """
         finite = norms.isfinite()
         ones, zeros = finite.float(), torch.zeros(size, device=norms.device)
@@ -63,12 +63,12 @@ class Diagnostics:
     def group_chunk(
         self, norms: Tensor, groups: Tensor, size: int, bounds: Tensor | None, sums: Sequence[Tensor]
     ) -> None:
-        """Add up what DPSGD-F's Eq. 1 says of each group: what its bound cuts off, and its gradient.
+        """Add up the terms of DPSGD-F's Eq. 1 for each group: what its bound cuts off, and its gradient.
 
         Args:
             norms, groups, size: as in `chunk`.
             bounds: `[u]` or `()`, C of each record; None where the algorithm has none.
-            sums: `[d]` for every group, the sum of its finite gradients; empty where that was too much.
+            sums: `[d]` for each group, the sum of its finite gradients; empty for more than `MOST_NUMBERS`.
         """
         zeros = torch.zeros(size, device=norms.device)
         if bounds is not None:
@@ -118,7 +118,7 @@ class Diagnostics:
     def _group_terms(self) -> dict[str, Tensor]:
         """`[G]` each, over the epoch: Eq. 1's two terms with n, C and the noise, and the length of the mean gradient.
 
-        The noise is shared by all; one group's estimate, the mean over its b_k records of a batch, gets 1/b_k of it.
+        All groups share the noise. A group's estimate, the mean over its b_k records in a batch, has 1/b_k of it.
         """
         totals, units = self.totals, self.totals["group_units"].clamp(min=1)
         terms = {}

@@ -13,19 +13,24 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import TINY, StepFacts, known_sensitivity, per_record, scheduled, sensitivity, tensors
 
 SMALLEST, LARGEST = 1e-37, 1e37
-"""What a noise must stay within, for float32 to hold it with all its digits; a bound too, which must also not be below
-`SHORTEST`."""
+"""Limits of the noise's standard deviation: within them float32 holds it with all its digits. A bound must be from
+`SHORTEST` to `LARGEST`."""
 
 SHORTEST = 1e-16
-"""The least bound. The longest finite gradients are of 2e19: to shorten one to less takes weights and products that
-float32 has no digits for, and by whose rounding, up to 1e-26, it would stay longer than its bound."""
+"""The least bound on what a record adds. The longest finite gradients have a norm of 2e19. To shorten one below this
+bound takes weights and products for which float32 has too few digits. Their rounding, up to 1e-26, would leave it
+longer than its bound."""
 
 
 def refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segment], dimension: int) -> None:
-    """Bounds, noises and weights that float32 takes for 0 or infinite: noise would vanish, or the sum be NaN.
+    """Refuse bounds, noises and weights that float32 takes for 0 or infinite: noise would vanish, or the sum be NaN.
 
-    Where it loses digits, close to 0, a weighted gradient may even be rounded to more than its bound. Values that a
-    side release leads are taken at their least as well, those that it gives as of the fewest and the most it may count.
+    Close to 0, where float32 loses digits, a weighted gradient may even be rounded to more than its bound. Values that
+    a side release leads from step to step (`steers`) are checked at their start and at their least. Values that it
+    gives are checked for the fewest and the most units that it may count.
+
+    Raises:
+        EquidpError: with the bound, the noise or the weight that float32 does not hold.
     """
     rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
     if rule is None:
@@ -47,7 +52,7 @@ def refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segmen
                 plan, 0, plan.noise_multiplier * segment.noise, known_sensitivity(rule, values), dimension, rate
             )
             values |= side.consequences(torch.full_like(nobody, count), public, values, facts)[1]
-        known = rule.reads <= values.keys()  # else the sampler's, below the clip norm
+        known = rule.reads <= values.keys()  # if not, the sampler gives the bound, which is below the clip norm
         bound = float(sensitivity(rule, values) if known else values["clip_norm"])
         noise = bound * plan.noise_multiplier * segment.noise
         if not (SHORTEST <= bound <= LARGEST and SMALLEST <= noise <= LARGEST):

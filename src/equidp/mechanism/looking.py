@@ -1,4 +1,7 @@
-"""Exact figures of the training and the public records at the current parameters, which parts may ask the loop for."""
+"""What the loop computes of its records at the current parameters: norms, losses, errors, weights and weighted sums.
+
+All of it is exact, so what comes from training records is private. Parts may ask for some of it (`parts.base.Run`).
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,12 @@ if TYPE_CHECKING:
     from equidp.mechanism.recorded import RecordedSteps
 
 LOOK_BATCH = 1024
-"""Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
+"""Units in a chunk where only norms or losses are wanted. The engine's public number of rows comes first, then
+`physical_batch_size`, then this number."""
 
 
 class Looking:
-    """A loop that looks at its records."""
+    """The part of the training loop that computes exact values of its records; a base class of `Trainer`."""
 
     model: nn.Module
     engine: GradientEngine
@@ -60,24 +64,24 @@ class Looking:
     _optimizer: torch.optim.Optimizer
     recorded: RecordedSteps | None = None
     _leaves: nn.Module | None = None
-    """A copy of the model with the weights that leave the run."""
+    """A copy of the model with the weights that leave the run, made when it is first needed."""
     algorithm: Algorithm
     _foreign: bool
-    """Whether the contribution, or what it takes as loss, comes from another package."""
+    """Whether the contribution or the objective is a class of another package."""
     _ruled: bool = False
-    """Whether the weight rule or the side release does."""
+    """Whether the weight rule or the side release is a class of another package."""
     alone: bool = True
-    """Whether no other process trains with it."""
+    """Whether no other process trains together with this one."""
     _zero: Tensor
     _scales: bool
-    """Whether some public scale may be another than 1."""
+    """Whether the public value `scale`, a factor on weights and bounds, may differ from 1."""
     _asked: tuple[Tensor, Tensor, Tensor] | None = None
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
-    """States of torch's generators before the chunks that are still to be looked at again."""
+    """States of torch's generators before the first pass of each chunk that `norms_again` has still to compute."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Torch's; another one of `engine.parameters` may take its place."""
+        """The torch optimiser. Another optimiser of the same `engine.parameters` may be assigned."""
         return self._optimizer
 
     @optimizer.setter
@@ -102,7 +106,7 @@ class Looking:
 
     @torch.no_grad()
     def released_model(self) -> nn.Module:
-        """The model with the weights that leave the run: the trained model itself, or a copy with others."""
+        """Return the model with the weights that leave the run: the trained model, or a copy with other weights."""
         flat = self.releasing.weights()
         if flat is None:
             return self.model
@@ -121,11 +125,15 @@ class Looking:
         return self._leaves
 
     def expected_batch(self) -> float:
-        """Units that this process draws on average, public."""
+        """How many units this process draws on average; a public number."""
         return self.plan.batch_size
 
     def chunks(self, draw: Draw, size: int | None = None) -> list[Draw]:
-        """What of these units is in memory at once: `size` of them, or as many records as a pass has rows."""
+        """Split a draw into chunks, which pass through the model one after another.
+
+        A chunk has at most `size` units, by default `physical_batch_size`. If the engine has a public number of rows,
+        `size` is not used: a chunk then has at most as many records as a pass has rows (see `packed`).
+        """
         rows = self.engine.rows
         if rows is None:
             return draw.split(size or self.physical_batch_size)
@@ -133,18 +141,19 @@ class Looking:
         return draw.split(rows if counts is None else packed(counts.tolist(), rows))
 
     def batch(self, units: Tensor) -> Batch:
-        """The records of `units` (`[u]` positions) as this step's contributions see them."""
+        """Gather the records of `units` (`[u]` positions) with the objective's labels and this step's views, if any."""
         batch = self._labelled(self.population.batch(units))
         if self.augmentation is None:
             return batch
         return self.augmentation.of(batch, self.population.identities(batch.rows), self.steps_done)
 
     def first_norms(self, batches: Sequence[Batch], release: SideRelease | None) -> list[Tensor]:
-        """Contribution norms `[u]` of each chunk of a batch, which that release counts.
+        """Return contribution norms `[u]` of each chunk of a batch, which the side release counts.
 
-        Where what a record adds to it is bounded by the norm, `norms_again` draws what a model with dropout drew here,
-        and has the records as they were, whatever the model wrote into them: a record that is counted as short must
-        not be weighed as a long one.
+        Norms of several chunks are computed twice: here, and by `norms_again` before a chunk is weighed. Where the
+        release is `tied` to the norms, both must be equal: a record that is counted as short must not be weighed as a
+        long one. So `norms_again` draws what a model with dropout drew here. And the model is given copies of the
+        records here, because it may write into what it is given.
         """
         tied = len(batches) > 1 and release is not None and release.tied
         states, found = [], []
@@ -158,13 +167,17 @@ class Looking:
         return found
 
     def norms_again(self, batch: Batch) -> Tensor:
-        """Contribution norms of the next chunk, with its gradients at hand."""
+        """Return contribution norms `[u]` of the next chunk, in the order of `first_norms`; `sum_of` comes after it."""
         if (state := next(self.drawn, None)) is not None:
             set_global_random(state, self.population.device)
         return self.norms_of(batch)
 
     def norms_of(self, batch: Batch) -> Tensor:
-        """Contribution norms `[u]`; one for each record of a unit of several would bound each of them by itself."""
+        """Return contribution norms `[u]`, one for each unit.
+
+        Raises:
+            EquidpError: for another number of norms. One for each record would bound each record, but not its unit.
+        """
         norms = self.contributing.norms(batch)
         if norms.shape != (len(batch),):
             raise EquidpError(
@@ -175,7 +188,11 @@ class Looking:
         return norms
 
     def sum_of(self, weights: Tensor) -> Tensor:
-        """Σ w_i m_i of the last norms, `[d]`, *exact*; of a contribution of one's own only a finite one."""
+        """Return Σ w_i m_i over the units of the last norms, `[d]`, *exact*.
+
+        Raises:
+            EquidpError: in a private run, if a contribution or an objective of another package makes it not finite.
+        """
         total = self.contributing.weighted_sum(weights)
         if self._foreign and self.algorithm.private and not bool(total.isfinite().all()):
             raise EquidpError(
@@ -200,7 +217,7 @@ class Looking:
 
     @torch.no_grad()
     def public_loss(self, records: int) -> float:
-        """Mean loss of the first so many public records."""
+        """Mean loss of the first `records` public records."""
         assert self.public_part is not None
         size, total = min(records, len(self.public_part.labels)), 0.0
         at_once = self.engine.rows or self._look_size()
@@ -210,7 +227,8 @@ class Looking:
         return total / size
 
     def _unit_losses(self, batch: Batch) -> Tensor:
-        # a contribution that takes every record alone sees nothing of a model in which they meet; losses would
+        # A contribution may give the engine one record at a time, and never show that the model mixes records. The
+        # losses here are of a whole batch, so the model is tried out on this batch first.
         self.engine.try_out(batch.features, batch.labels)
         outputs = self.engine.outputs(batch.features)
         losses = self.engine.passes.watched(lambda: self.engine.loss(outputs, batch.labels))
@@ -219,7 +237,11 @@ class Looking:
     def norms_and_errors(
         self, batches: Sequence[Batch], release: SideRelease
     ) -> tuple[list[Tensor] | None, list[Tensor]]:
-        """Each chunk's `errors`, and its norms if one forward pass has served both."""
+        """Return the norms and the `errors` of each chunk, computed by one forward pass where that is possible.
+
+        It is possible for one chunk with one view, if records contribute their plain gradients and the trained weights
+        are those that leave the run. Otherwise the norms are None.
+        """
         only = batches[0] if len(batches) == 1 and batches[0].views == 1 else None
         if only is None or type(self.contributing) is not Contributing or self.releasing.weights() is not None:
             return None, [self.errors(batch) for batch in batches]
@@ -228,13 +250,14 @@ class Looking:
         return norms, [self.errors(only) if outputs is None else self._errors(only, outputs)]
 
     def errors(self, batch: Batch) -> Tensor:
-        """`[u]` share of each unit's records that the model as it would leave the run now classifies wrongly; private.
+        """`[u]` share of each unit's records that the model classifies wrongly; private.
 
-        In the mode in which the model was tried out; asked before the norms, which the model's layers remember.
+        The model has the weights that would leave the run now, and stays in its mode (training or evaluation). Ask for
+        errors before the norms of the same batch: trying the model out may drop what the engine keeps of these.
         """
-        if not len(batch.labels):  # a model that fails on what stands for a record would tell that there was none
+        if not len(batch.labels):  # a model might fail on a made-up record, and so tell that the batch was empty
             return torch.zeros(0, device=self.population.device)
-        features = batch.features[: len(batch.labels)]  # of several views the first
+        features = batch.features[: len(batch.labels)]  # the first view of each record
         self.engine.try_out(features, batch.labels)
         return self._errors(batch, self.engine.outputs_at(features, self.releasing.weights()))
 
@@ -242,7 +265,11 @@ class Looking:
         return _mean_of_units(batch, self.wrong(outputs[: len(batch.labels)], batch.labels).float())
 
     def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """`[b]` bool, as the objective says; of anything else one record could spoil the whole count."""
+        """Return `[b]` bool: whether the objective counts each record as classified wrongly.
+
+        Raises:
+            EquidpError: for another type or shape, with which one record could spoil the whole count.
+        """
         wrong = self.pursuing.wrong(outputs, labels)
         if wrong.dtype is not torch.bool or wrong.shape != labels.shape[:1]:
             raise EquidpError(
@@ -252,7 +279,7 @@ class Looking:
         return wrong
 
     def _labelled(self, batch: Batch) -> Batch:
-        """With what the loss takes as labels."""
+        """Return the batch with the labels that the objective gives to the loss."""
         labels = self.pursuing.labels(batch)
         return batch if labels is batch.labels else replace(batch, labels=labels)
 
@@ -277,14 +304,14 @@ class Looking:
     def _weighed(self, norms: Tensor, seen: Public) -> Tensor:
         rule = self.algorithm.weights
         assert rule is not None
-        # what a rule changes in place would be Δ's, after these weights
+        # A rule of others gets copies: Δ is made later, and would follow a value that the rule changed in place.
         weights = rule.weights(norms.clone(), copied(seen)) if self._ruled else rule.weights(norms, seen)
         return weights * seen["scale"] if self._scales else weights
 
     def _finite(self, norms: Tensor) -> tuple[Tensor, Tensor]:
-        """`[u]` which norms are finite, and the norms with 0 for others; asked for twice in a step."""
+        """`[u]` which norms are finite, and the norms with 0 for the others; kept, because a step asks twice."""
         if self._asked is None or self._asked[0] is not norms:
-            mask = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
+            mask = norms < torch.inf  # no norm is negative, so one comparison does what `isfinite` needs four for
             self._asked = norms, mask, torch.where(mask, norms, self._zero)
         return self._asked[1:]
 
@@ -297,7 +324,7 @@ class Looking:
         clean = self.contributing.weighted_sum(finite.float())
         self.diagnostics.chunk(norms, weights, groups, size, clean)
         self.diagnostics.observe(self.sampling.diagnostics())
-        if not self.random.repeatable:  # a secure run tells no more than it did
+        if not self.random.repeatable:  # a secure run collects no figures of each group
             return
         few = range(size if size * self.engine.dimension <= MOST_NUMBERS else 0)
         sums = [self.contributing.weighted_sum((finite & (groups == k)).float()) for k in few]
@@ -316,12 +343,12 @@ class Looking:
 
 
 def copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values that others may change."""
+    """Return copies, for a part of another package that may change them in place."""
     return {name: value.clone() for name, value in values.items()}
 
 
 def _mean_of_units(batch: Batch, of_records: Tensor) -> Tensor:
-    """`[u]` mean over each unit's records of `[b]`."""
+    """`[u]` mean of `[b]` values over each unit's records."""
     if batch.owners is None:
         return of_records
     total = torch.zeros(len(batch), device=of_records.device).index_add_(0, batch.owners, of_records)
@@ -329,7 +356,13 @@ def _mean_of_units(batch: Batch, of_records: Tensor) -> Tensor:
 
 
 def packed(counts: Sequence[int], rows: int) -> list[int]:
-    """How many units in a row share a chunk of so many records; a unit with more records has one to itself."""
+    """Return how many units each chunk takes, in order, so that it has at most `rows` records.
+
+    A unit with more than `rows` records has a chunk of its own.
+
+    Args:
+        counts: records of each unit.
+    """
     sizes: list[int] = []
     room = 0
     for count in counts:

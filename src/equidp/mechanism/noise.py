@@ -23,7 +23,7 @@ HOST = "sampling on the host"
 
 
 def refuse_other_shapes(values: Tensor) -> None:
-    """Refuse what is no vector: noise is drawn for each of its entries, and would be the same for those of a row.
+    """Refuse values that are no vector `[m]`: entries of a table would share noise, and their differences be exact.
 
     Raises:
         EquidpError: for a table of values, or a single one without dimension.
@@ -36,12 +36,12 @@ def refuse_other_shapes(values: Tensor) -> None:
 
 
 def pinned(values: Tensor, device: torch.device) -> Tensor:
-    """Values on the CPU, in memory that a GPU reads by itself."""
+    """Values on the CPU; for a GPU in pinned memory, which it reads by itself."""
     return values.pin_memory() if device.type == "cuda" else values
 
 
 def brought(values: Tensor, device: torch.device) -> Tensor:
-    """Values on the CPU, brought to a device; nobody waits for them."""
+    """Bring values from the CPU to a device, without waiting for them."""
     return pinned(values, device).to(device, non_blocking=True)
 
 
@@ -67,7 +67,7 @@ class RandomSource(Protocol):
         """`[d]` values plus noise N(0, (σ·Δ)²) on each: the only way an exact value may leave the mechanism."""
 
     def renew(self, life: int) -> None:
-        """Draw other values from here on, whatever state is loaded: those of the run's life of this number."""
+        """Draw other values from here on, whatever state is loaded. Each number `life` has streams of its own."""
 
     @property
     def renewed(self) -> bool:
@@ -80,7 +80,7 @@ class RandomSource(Protocol):
         """Continue from `state_dict`, unless the streams were renewed."""
 
     def set_back(self, state: dict[str, Tensor]) -> None:
-        """Undo draws since this `state_dict`, as of a trial; of renewed streams too."""
+        """Go back to this `state_dict`, for example after a trial, which draws; renewed streams go back, too."""
 
 
 def derived_seed(seed: int, stream: str) -> int:
@@ -98,12 +98,12 @@ class SeededRandom:
         self._generators = {
             stream: torch.Generator(self.device).manual_seed(derived_seed(seed, stream)) for stream in get_args(Stream)
         }
-        if self.device.type != "cpu":  # words are drawn there: nobody waits for the device to know a batch's size
+        if self.device.type != "cpu":  # words are drawn on the CPU: a batch's size is known without waiting for a GPU
             self._generators[HOST] = torch.Generator().manual_seed(derived_seed(seed, HOST))
 
     @property
     def noise_generator(self) -> torch.Generator:
-        """What noise is drawn from."""
+        """The generator of the noise."""
         return self._generators["noise"]
 
     def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
@@ -136,7 +136,7 @@ class SeededRandom:
         """
         refuse_other_shapes(values)
         noise = self.normal(len(values)).mul_(sensitivity * noise_multiplier)
-        # fresh memory for a large model's sum costs as much as a pass over it
+        # in place: fresh memory for a large model's sum costs as much as a pass over it
         return noise.add_(values) if values.dtype == noise.dtype else values + noise
 
     def renew(self, life: int) -> None:
@@ -165,6 +165,6 @@ class SeededRandom:
         self.set_back(state)
 
     def set_back(self, state: dict[str, Tensor]) -> None:
-        """Draw again what was drawn since."""
+        """Continue every stream from this state, also if streams were renewed."""
         for name, generator in self._generators.items():
             generator.set_state(state[name])

@@ -28,16 +28,19 @@ T = TypeVar("T")
 
 
 def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
-    """A loop's method that takes steps: of a run without a seed, nobody foretells what its model draws, or finds out.
+    """Decorate a loop's method that takes steps: in a run without a seed, nobody can know what its model draws.
 
-    Before: another trainer of the process, or a loop's own `torch.manual_seed`, may have seeded torch's generators
-    since. After: what is drawn there next, as the next model's initial weights, may be shown, and tells their state.
+    Torch's generators, from which dropout draws, get a state of the operating system before the steps and after them.
+    Before: another trainer of the process, or the caller's `torch.manual_seed`, may have seeded them. After: what is
+    drawn next, for example a model's initial weights, may be shown, and would tell the state that the steps had.
+
+    A private run also refuses torch's settings that shorten products (`precision.refuse_short_products`).
     """
 
     @wraps(steps)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:
         loop = cast(Noising, args[0])
-        if loop.algorithm.private:  # another library may have shortened them since
+        if loop.algorithm.private:  # another library may have changed the setting since the last steps
             refuse_short_products(loop.population.device)
             if not loop.random.repeatable and loop.population.device.type == "cpu":
                 warn_of_rounding_by_place()
@@ -51,7 +54,7 @@ def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
 
 
 class Noising(Trying):
-    """A loop that noises sums and statistics of its records."""
+    """The part of the training loop that charges events, and adds noise to sums and statistics of its records."""
 
     ledger: Ledger
     random: RandomSource
@@ -62,7 +65,7 @@ class Noising(Trying):
     _release_steps: range
     _side_noise: tuple[float, float] | None
     steps_begun: int = 0
-    """Of so many steps noise may have been seen: those taken, and one that was interrupted."""
+    """How many steps may have had their noise seen: the steps taken, and one more if it was interrupted."""
 
     def __repr__(self) -> str:
         plan = self.plan
@@ -73,15 +76,17 @@ class Noising(Trying):
         )
 
     def seed_unforeseen(self) -> None:
-        """Seed torch's generators, which are everybody's, where the run has no seed."""
+        """If the run has no seed, seed torch's generators, which the process shares, from the operating system."""
         if not self.random.repeatable:
             seed_unforeseen(self.population.device)
 
     def charge(self, segment: Segment) -> float:
-        """Enter the next step's event; its noise multiplier, which may be another one when it is asked for again.
+        """Charge the next step's event, and return its noise multiplier.
+
+        The step must use this value: a sampler that is asked again may give another one.
 
         Raises:
-            EquidpError: before it is charged, inside torch.autocast or inference_mode, where no step can be taken.
+            EquidpError: inside torch.autocast or inference_mode, where no step can be taken; nothing is charged then.
         """
         refuse_around(self.engine.autocast_kind)
         self.steps_begun = max(self.steps_begun, self.steps_done + 1)
@@ -95,15 +100,18 @@ class Noising(Trying):
         return StepFacts(self.plan, self.steps_done, noise_multiplier, delta, self.engine.dimension, self.sampling.rate)
 
     def public_values(self, segment: Segment) -> dict[str, Tensor]:
-        """What a weight rule may know before this step's side release."""
+        """The public values that a weight rule may read before this step's side release."""
         return scheduled(self.public | self.sampling.public(), segment)
 
     def reduce(self, total: Tensor) -> Tensor:
-        """The sum over all processes that train together: here there is one. Exact, so noise it before it is seen."""
+        """The sum over all processes that train together; here there is one. Exact: add noise before it is seen."""
         return total
 
     def noised_at_once(self, batch: Padded, segment: Segment) -> Tensor:
-        """The noised sum of a padded batch in one piece, of an event that is charged: nothing here asks the device."""
+        """Return the noised sum of a padded batch of one chunk, for a recorded step: nothing here waits for the device.
+
+        The step's event must be charged already.
+        """
         assert self.algorithm.weights is not None
         noise_multiplier, public = self.sampling.noise(segment), self.public_values(segment)
         if self.algorithm.side_release is not None:
@@ -118,10 +126,10 @@ class Noising(Trying):
         return self._noised(batch.weighted_sum(weights), public, noise_multiplier)[0]
 
     def _noised(self, total: Tensor, public: Mapping[str, Tensor], noise_multiplier: float) -> tuple[Tensor, Tensor]:
-        """The sum with its noise, and Δ."""
+        """Return the sum with its noise, and Δ; `shown` gets the step's public values."""
         rule, release = self.algorithm.weights, self.algorithm.side_release
         assert rule is not None
-        self._asked = None  # of this step's norms: the next step's may lie in the same tensor
+        self._asked = None  # forget what is known of this step's norms: the next step's may lie in the same tensor
         delta = sensitivity(rule, public, scaled=self._scales)
         self.shown = {"sensitivity": delta, "noise_multiplier": noise_multiplier}
         kept = release.keeps if release is not None else frozenset()
@@ -141,13 +149,15 @@ class Noising(Trying):
     ) -> dict[str, Tensor]:
         """Release the batch's statistic; nothing but its noised value leaves this function.
 
-        `absent` `()`: so many are nobody's, and count as norm 0 in group 0.
+        Args:
+            finite: whether all `norms` are known to be finite.
+            absent: `()`, how many rows stand for no record. They are counted as norm 0 in group 0, and taken off again.
         """
         release, noise = self.algorithm.side_release, self._side_noise
         assert release is not None
         assert noise is not None
         seen, carried = norms if finite else self._finite(norms)[1], self.public
-        if self._ruled:  # by what it changes in place others would be weighed
+        if self._ruled:  # copies: records would be weighed by norms that a release of others changes in place
             seen, groups, carried, public = seen.clone(), groups.clone(), copied(carried), copied(public)
         exact = release.statistic(seen, groups, public, self.plan)
         if absent is not None:

@@ -3,7 +3,7 @@
 So is the schedule of the learning rate: a function of the step's number.
 
 The arithmetic is torch's (`torch.optim.sgd.sgd`, `torch.optim.adam.adam`), and so are the settings and the form of the
-state. Our own is what surrounds it: torch's `add_param_group`, `state_dict`, `load_state_dict` and `step` import
+state. The methods around it are our own: torch's `add_param_group`, `state_dict`, `load_state_dict` and `step` import
 torch's compiler when they are first called, which costs every run more than a second.
 """
 
@@ -24,7 +24,7 @@ from torch.optim.sgd import sgd
 from equidp.errors import EquidpError, refuse_unknown
 
 MakeOptimizer = Callable[[Iterable[Tensor], float], torch.optim.Optimizer]
-"""Makes an optimiser of parameters and a learning rate."""
+"""Makes an optimiser from parameters and a learning rate."""
 
 
 class _Kept(torch.optim.Optimizer):
@@ -35,7 +35,7 @@ class _Kept(torch.optim.Optimizer):
         self.param_groups.append({**self.defaults, **param_group, "params": list(param_group["params"])})
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's: parameters are numbered in their order."""
+        """The state in torch's form, with parameters numbered in their order."""
         numbers = {parameter: number for number, parameter in enumerate(self._parameters())}
         return {
             "state": {numbers[parameter]: value for parameter, value in self.state.items()},
@@ -47,7 +47,7 @@ class _Kept(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`; counts of steps stay on the CPU, where they are read.
+        """Continue from `state_dict`. Counts of steps stay on the CPU, where they are read.
 
         Raises:
             ValueError: for a state of other parameters.
@@ -69,10 +69,10 @@ class _Kept(torch.optim.Optimizer):
 
 
 def refuse_asking(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimiser that asks for gradients anew within its step, or for other ones than noised ones.
+    """Refuse an optimiser that computes gradients again within its step, or takes sparse ones only.
 
     Raises:
-        EquidpError: every step would be charged, and then fail.
+        EquidpError: for such an optimiser. Every step would be charged, and then fail.
     """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     name = type(optimizer).__name__
@@ -94,7 +94,7 @@ def _at_once(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> bool:
 class _SGD(_Kept, torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step along the gradients that are there."""
+        """Take one step along the gradients in `grad`."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             remembers = group["momentum"] != 0
@@ -109,7 +109,7 @@ class _SGD(_Kept, torch.optim.SGD):
 class _Adam(_Kept, torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step along the gradients that are there."""
+        """Take one step along the gradients in `grad`."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             states = [self._state_of(p) for p in parameters]
@@ -149,7 +149,7 @@ OPTIMIZERS: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Mapping[str
 """Optimisers by name, as typed in `training.optimizer`, with the settings that each takes and their defaults."""
 
 SETTINGS = {"momentum": "momentum", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
-"""Torch's names of these settings, and those below `training`."""
+"""Torch's names of these settings, and their names below `training`."""
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,11 @@ class Descent:
     """How the noisy mean becomes an update.
 
     Attributes:
-        optimizer: a name of `OPTIMIZERS`; None for the algorithm's own, or `sgd`.
-        momentum, weight_decay, adam_epsilon: settings of the optimiser; None for its own.
+        optimizer: a name of `OPTIMIZERS`; None for the algorithm's own, or `sgd` if it has none.
+        momentum, weight_decay, adam_epsilon: settings of the optimiser; None for its defaults.
         schedule: of the learning rate η over the T steps. `cosine`: η·(1 + cos(π·t/T))/2; `step`: η times
             `schedule_factor` for each share of `schedule_at` that t/T has reached.
-        schedule_at, schedule_factor: of `step`; None for ½ and ¾, and for a tenth.
+        schedule_at, schedule_factor: settings of `step`; None for ½ and ¾, and for a tenth.
 
     Raises:
         EquidpError: for an unknown optimiser, or a setting that it or the schedule does not have.
@@ -209,7 +209,7 @@ class Descent:
         return kind(parameters, lr=rate, **{**settings, **self._given()})
 
     def factor(self, done: float) -> float:
-        """What the learning rate is multiplied by where that share of the steps is done."""
+        """The factor on the learning rate when the share `done` of the steps is done."""
         if self.schedule == "cosine":
             return (1 + math.cos(math.pi * done)) / 2
         if self.schedule == "constant":

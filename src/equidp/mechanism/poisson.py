@@ -26,13 +26,14 @@ from torch import Tensor
 from equidp.mechanism.noise import RandomSource, brought
 
 MANY = 100_000
-"""Units from which on counting is used; no result published with a seed has as many."""
+"""The least number of units for which counting is used; no result published with a seed has as many."""
 
 SPARSE = 0.01
-"""Highest rate at which counting is used: a third of the coins' time; from about 0.02 on it would take longer."""
+"""Highest rate at which counting is used. It takes a third of the coins' time there; from about 0.02 on it would take
+longer than coins."""
 
 DENSE = 0.5
-"""Highest rate at which counting is used for a GPU: beyond, most positions that are drawn are there already."""
+"""Highest rate at which counting is used for a GPU. Above it, most positions that are still drawn were drawn before."""
 
 WORDS = 1 << 64
 DIGITS = 60
@@ -42,7 +43,7 @@ Words = Callable[[int], np.ndarray]
 
 
 def poisson_sample(random: RandomSource, probability: float, size: int, device: torch.device) -> Tensor:
-    """`[u]` int64 positions below `size`, ascending, on `device`: each is there with that probability, by itself."""
+    """`[u]` int64 positions below `size`, ascending, on `device`; each is there independently, with `probability`."""
     if device.type != "cpu":
         return brought(sample_on_host(random, probability, size), device)
     if size < MANY or probability > SPARSE:
@@ -51,9 +52,10 @@ def poisson_sample(random: RandomSource, probability: float, size: int, device: 
 
 
 def sample_on_host(random: RandomSource, probability: float, size: int) -> Tensor:
-    """For a GPU, but on the CPU: a batch's size is known before anything is launched, and nobody waits for the device.
+    """Draw a sample for a GPU on the CPU: its size is known before anything is launched, without waiting for the GPU.
 
-    Counted where the table is not long; else a 64-bit integer is a coin, whose bias is below 2⁻⁶⁴, never upwards.
+    The sample is counted where the table is not long. Otherwise a 64-bit integer is a coin. Its probability may be too
+    small by less than 2⁻⁶⁴, and is never too large.
     """
     if probability <= DENSE and probability * size <= MANY:
         return torch.from_numpy(counted_sample(random.words, probability, size))
@@ -63,7 +65,7 @@ def sample_on_host(random: RandomSource, probability: float, size: int) -> Tenso
 
 
 def positions(coins: Tensor) -> Tensor:
-    """Where `[n]` bool coins fell on true, ascending."""
+    """Positions at which `[n]` bool coins are true, ascending."""
     if coins.device.type != "cpu":
         return coins.nonzero().squeeze(1)
     return torch.from_numpy(np.flatnonzero(coins.numpy()))  # a quarter of the time that torch takes
@@ -72,7 +74,7 @@ def positions(coins: Tensor) -> Tensor:
 def counted_sample(words: Words, probability: float, size: int) -> np.ndarray:
     """`[u]` int64, ascending: a binomial number of different positions.
 
-    Draws are added until there are enough *different* ones; no position is ever preferred, so neither is any set.
+    Positions are drawn until there are enough *different* ones. No position is ever preferred, so no set is either.
     """
     upper, lower = count_table(size, probability)
     word = words(1)[0]
@@ -94,9 +96,13 @@ def below(words: np.ndarray, size: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def count_table(size: int, probability: float) -> tuple[np.ndarray, np.ndarray]:
-    """⌈2¹²⁸·P(X ≤ k)⌉ − 1 of X ~ Binomial(size, probability): `[k_max]` uint64, upper bits, and lower bits alike.
+    """Return ⌈2¹²⁸·P(X ≤ k)⌉ − 1 for X ~ Binomial(size, probability): upper and lower 64 bits, `[k_max]` uint64 each.
 
-    Ascending, as far as some 128-bit integer is above. X is the number of entries that a uniform one is above.
+    Entries ascend, and end where no 128-bit integer is larger. To draw X, count the entries that are smaller than a
+    uniform 128-bit integer.
+
+    Raises:
+        ValueError: for a rate that is not at least 0 and below 1.
     """
     if not 0.0 <= probability < 1.0:
         raise ValueError(f"A sampling rate of {probability} has no table: it must be at least 0 and below 1.")

@@ -1,25 +1,25 @@
-"""Recorded steps: a whole step launched once on a GPU, recorded, and replayed as one CUDA graph.
+"""Recorded steps: a whole step is recorded once on a GPU, and then replayed as one CUDA graph.
 
-What is recorded is everything between the draw and the next step: gather, passes, norms, side release, weights, noise
-and update. What has a memory outside of tensors follows the replay: other updates, an average of weights, and the
-values that a loss follows. The draw is made on the host, which knows its size before anything is launched, and copied
-from pinned memory; nothing in a step waits for the device. A step is charged before it is replayed, and stays charged
-if it fails.
+A recording holds everything between the draw and the next step: gather, passes, norms, side release, weights, noise
+and update. What keeps values outside of tensors is not recorded, and runs after each replay: most updates other than
+SGD (see `_updates`), an average of weights, and an objective that follows public values. The host draws the batch, so
+its size is known before anything is launched. The positions are copied from pinned memory, and nothing in a step waits
+for the device. A step is charged before it is replayed, and stays charged if the replay fails.
 
-*Rows.* A recording has the public number of rows (`gradients/shape.py`). Rows beyond the batch repeat the first record
-with weight 0. A side release that is a sum over records (`SideRelease.additive`) takes their share off again: each adds
-what a record of norm 0 in group 0 adds.
+*Rows.* A recording has the public number of rows (`gradients/shape.py`). Rows beyond the batch hold the first record of
+the training data, with weight 0. A side release must be a sum over records (`SideRelease.additive`). It counts these
+rows as records of norm 0 in group 0, and their share is taken off again.
 
-*Noise.* The run's own generator is registered with the graph, so a replay draws what would be drawn without it.
+*Noise.* The run's own generator is registered with the graph, so a replay draws the noise of a step without recording.
 
-*Trust.* A new recording is not trusted. Its first steps are done twice, from one state of parameters, optimiser, public
-values and generators: replayed, and afresh. The step that counts is the one afresh; the ledger has one event. What
-follows a replay is not tried: an update must not see two sums for one event. Where both differ by more than rounding,
-where a replay does not move the generator of noise as far as a step afresh, or where something cannot be recorded,
-recordings are left out, and a line says why.
+*Trust.* A new recording is not trusted. Its first steps are done twice from one state of parameters, optimiser, public
+values and generators: replayed, and afresh (launched operation by operation). The step afresh counts, and the ledger
+has one event. Updates that run after a replay are left out of the replayed trial, because an update must not see two
+noised sums of one event. Recordings are given up, and one line of the log says why, if the two results differ by more
+than rounding, if a replay does not move the noise generator as far as a step afresh, or if a step cannot be recorded.
 
-A step that does something else than these (see `_objection`) is taken as without recordings, its passes excepted.
-What has failed leaves out the recordings of passes too.
+Where whole steps cannot be recorded (see `_objection`), steps are taken afresh, and only the model's passes are
+recorded. After a failure these are not recorded either.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ logger = logging.getLogger(__name__)
 TRIALS = 3
 """Steps of a recording that are done both ways before it is trusted."""
 MOST = 4
-"""Recordings of one run: every noise, clip factor and learning rate has its own."""
+"""The most recordings of one run: every noise, clip factor and learning rate needs its own."""
 TOLERANCE = 1e-3
-"""Of what a step moved, for rounding; a forgotten input, noise or update is far beyond."""
+"""Difference that rounding may make, as a share of what a step moved; a forgotten input, noise or update makes more."""
 
 
 class UnrecordableError(Exception):
@@ -61,10 +61,14 @@ class UnrecordableError(Exception):
 
 @dataclass(frozen=True)
 class Padded:
-    """What a step knows of a batch with rows that are nobody's: `[R]` norms, infinite there, and groups, 0 there.
+    """What a step knows of a batch that is filled up to R rows; the added rows stand for no record.
 
-    `wrong`, `[R]`, is which records are classified wrongly, 0 for nobody's rows; None where no side release asks.
-    `absent` `()` counts these rows; `weighted_sum` takes `[R]` weights to `[d]`.
+    Attributes:
+        norms: `[R]`; infinite for added rows.
+        wrong: `[R]`, 1 for each record that is classified wrongly, else 0; None where no side release counts errors.
+        groups: `[R]`; 0 for added rows.
+        absent: `()`, how many rows were added.
+        weighted_sum: takes `[R]` weights and gives the sum, `[d]`.
     """
 
     norms: Tensor
@@ -75,12 +79,12 @@ class Padded:
 
     @staticmethod
     def facts(plan: Plan, noise_multiplier: float, delta: Tensor, dimension: int, rate: float) -> StepFacts:
-        """Those that hold at every step: its number is not among them."""
+        """Return facts that hold at every step of a recording; they do not have the step's number."""
         return _Facts(plan, 0, noise_multiplier, delta, dimension, rate)
 
 
 class _Facts(StepFacts):
-    """The facts of every step of a recording: it has no number."""
+    """Facts of every step of a recording. To ask for the step's number is an `UnrecordableError`."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "step":
@@ -90,10 +94,12 @@ class _Facts(StepFacts):
 
 @dataclass
 class _Recording:
-    """A step of one kind.
+    """The recording of a step with one noise, clip factor and learning rate.
 
-    `replay` takes it, on what `RecordedSteps` has laid into its input, and leaves the public values `shown`; `tried`
-    counts steps that were done both ways.
+    Attributes:
+        replay: takes the step on the batch in the input of `RecordedSteps`; gives its sum, `[d]`.
+        shown: public values of the step, in tensors that a replay overwrites.
+        tried: how many steps were done both ways.
     """
 
     replay: Callable[[], Tensor]
@@ -102,9 +108,12 @@ class _Recording:
 
 
 class RecordedSteps:
-    """A trainer's steps; the recorder is what they are recorded with.
+    """Takes a trainer's steps, and replays them where they can be recorded.
 
-    `passes`: record the passes where whole steps cannot be.
+    Args:
+        trainer: the loop.
+        new_recorder: makes what steps are recorded with.
+        passes: whether the model's passes are recorded where whole steps cannot be.
     """
 
     def __init__(self, trainer: Trainer, new_recorder: Callable[[], Recorder], *, passes: bool = True) -> None:
@@ -123,7 +132,7 @@ class RecordedSteps:
         self._passes = trainer.engine.passes.twin()
 
     def _objection(self) -> str:
-        """Why these steps cannot be recorded whole; empty where they can."""
+        """Return why these steps cannot be recorded whole; empty where they can."""
         trainer, algorithm = self._trainer, self._trainer.algorithm
         side = algorithm.side_release
         expected = trainer.expected_batch()
@@ -146,25 +155,29 @@ class RecordedSteps:
         return next((reason for reason, holds in held.items() if not holds), "")
 
     def _loss_stays(self) -> bool:
-        """Whether what the loss reads lies where it lay, whatever it follows."""
+        """Whether the tensors that the loss reads stay where they are when the objective follows new public values."""
         kind = type(self._trainer.pursuing)
-        follows = next(one for one in kind.mro() if "follow" in vars(one))  # a class says it of its own `follow`
+        follows = next(one for one in kind.mro() if "follow" in vars(one))  # `in_place` is of the class's own `follow`
         return follows is Pursuing or vars(follows).get("in_place", False)
 
     @property
     def _updates(self) -> bool:
-        """Whether the update is recorded; one with a rate or a memory, or steps counted on the host, follows."""
+        """Whether the update is recorded. If not, it runs after each replay.
+
+        It is not with a schedule of the learning rate, with an update of another kind, which may keep values, or with
+        an optimiser other than our SGD (with or without momentum), which may count its steps on the host.
+        """
         trainer = self._trainer
         plain = trainer.descent.schedule == "constant" and type(trainer.optimizer) is OPTIMIZERS["sgd"][0]
         return plain and type(trainer.updating) is Updating
 
     def step(self, segment: Segment) -> None:
-        """The trainer's next step."""
+        """Take the trainer's next step."""
         trainer = self._trainer
         if self.reason and not self._given_up:
             self._give_up()
         self._steps += 1
-        if self.reason or self._steps == 1:  # the first one tries the model out, and makes what an optimiser keeps
+        if self.reason or self._steps == 1:  # the first step tries the model out, and makes the optimiser's state
             trainer.step_afresh(trainer.draw(), segment)
             return
         units = trainer.sampling.draw_on_host()
@@ -180,7 +193,8 @@ class RecordedSteps:
         elif made.tried < TRIALS:
             self._try(made, draw, segment)
         else:
-            if len(units) and trainer.engine.look_is_due():  # no code of the model's runs, but what it reads may change
+            # a replay runs no code of the model, but the values that the model reads may have changed
+            if len(units) and trainer.engine.look_is_due():
                 batch = trainer.batch(draw.units)
                 trainer.engine.look(batch.features, batch.labels, batch.views)
             self._replay(made)
@@ -197,14 +211,15 @@ class RecordedSteps:
                 trainer.plan, trainer.steps_done, float(noise), torch.as_tensor(delta).clone(),
                 trainer.engine.dimension, trainer.sampling.rate,
             )  # fmt: skip
-            trainer.set_gradient(trainer.updating.direction(total.clone(), facts))  # it may keep what it is given
+            trainer.set_gradient(trainer.updating.direction(total.clone(), facts))  # the update may keep its sum
             trainer.set_rate()
             trainer.optimizer.step()
 
     def forget(self) -> None:
-        """Record anew: a state was loaded, or the optimiser is another, and what recordings write to lies elsewhere.
+        """Drop all recordings: a state was loaded, or the optimiser replaced, so their tensors are not the run's.
 
-        A step afresh comes first: what an optimiser begins to keep while recorded would stay there.
+        The next step is taken afresh, and makes the optimiser's state. If that were made while a step is recorded, it
+        would keep sums of the recording, which draws several noises for one batch and one event.
         """
         self._steps = 0
         self._made.clear()
@@ -221,7 +236,10 @@ class RecordedSteps:
         logger.info("%s: steps are not replayed whole, %s: %s.", trainer.algorithm.name, how, self.reason)
 
     def _lay(self, units: Tensor) -> None:
-        """The batch's positions and their number into the input, by one copy that nobody waits for."""
+        """Write the batch's positions and their number into the input, by one copy that nobody waits for.
+
+        The trainer's public values become the tensors that recordings read.
+        """
         positions = torch.zeros(len(self._input), dtype=torch.int64, device="cpu")
         positions[: len(units)] = units
         positions[-1] = len(units)
@@ -237,7 +255,8 @@ class RecordedSteps:
     def _recording(self, segment: Segment) -> _Recording | None:
         trainer = self._trainer
         rates = [group["lr"] for group in trainer.optimizer.param_groups] if self._updates else []
-        # and the tensors that it reads or writes to: others may take their place; the noise is the one that is charged
+        # The key has the addresses of tensors that a recording reads or writes, because others may take their place.
+        # It has the noise multiplier that the step was charged with.
         read = [*trainer.engine.parameters, *self._leaving()]
         key = (trainer.sampling.noise(segment), segment.clip, *rates, *(tensor.data_ptr() for tensor in read))
         if key not in self._made:
@@ -265,9 +284,9 @@ class RecordedSteps:
         return self._made[key]
 
     def _work(self, segment: Segment, made: _Recording) -> Tensor:
-        """A step between draw and update, on whatever the input holds."""
+        """Do what is recorded of a step, on the batch that the input holds; return the step's sum, `[d]`."""
         trainer, side = self._trainer, self._trainer.algorithm.side_release
-        moving = side.steers | side.keeps if side else frozenset()  # shown as they are before this step moves them
+        moving = side.steers | side.keeps if side else frozenset()  # copied: the step shows what they were before it
         trainer.public = {k: v.clone() if k in moving else v for k, v in self._public.items()}
         index, present = self._input[:-1], self._places < self._input[-1]
         batch = trainer.batch(index)
@@ -288,16 +307,16 @@ class RecordedSteps:
         return total
 
     def _padded(self, batch: Batch, present: Tensor) -> Padded:
-        """What the step knows of these rows, of which the first are `present`."""
+        """Return what the step knows of these rows; `present`, `[R]` bool: whether a row is a record of the batch."""
         passes, wrong = self._passes, None
-        # before the norms, which the layers remember
+        # before the norms: between norms and weighted sum nothing else may use the passes
         outputs = next((passes.outputs_at(batch.features, weights) for weights in self._leaving()), None)
         norms = torch.where(present, passes.norms(batch.features, batch.labels), self._infinite)
         if self._counts_errors():
             outputs = passes.outputs_kept if outputs is None else outputs
             assert outputs is not None
             wrong = (self._trainer.wrong(outputs, batch.labels) & present).float()
-        groups = batch.groups * present  # nobody is in group 0
+        groups = batch.groups * present  # added rows are in group 0
         return Padded(norms, wrong, groups, (~present).sum(), passes.weighted_sum)
 
     def _counts_errors(self) -> bool:
@@ -305,14 +324,15 @@ class RecordedSteps:
         return side is not None and side.of_errors
 
     def _leaving(self) -> list[Tensor]:
-        """The weights at which errors are counted, where they are others than the parameters."""
+        """Weights at which errors are counted, `[d]`, if these are not the parameters: a list of one or none."""
         weights = self._trainer.releasing.weights() if self._counts_errors() else None
         return [] if weights is None else [weights]
 
     def _try(self, made: _Recording, draw: Draw, segment: Segment) -> None:
-        """One step both ways from one state; the one afresh counts.
+        """Do one step twice from one state, replayed and afresh, and compare the results; the step afresh counts.
 
-        Both have as many rows: with others a GPU takes other kernels, and TF32 alone would tell them apart.
+        Both have the same number of rows. With another number a GPU chooses other kernels, and the rounding of TF32
+        alone would be taken for a fault.
         """
         trainer, before = self._trainer, self._state()
         total = made.replay().clone()
@@ -321,11 +341,11 @@ class RecordedSteps:
         try:
             found = trainer.step_afresh(draw, segment, charged=True, padded=True)
         except BaseException:
-            self._draw_on(replayed)  # the next batch must not have its noise
+            self._draw_on(replayed)  # the next batch must not have the noise of this one
             raise
         afresh = self._state()
         pairs = list(zip(replayed.values, afresh.values, before.values, strict=True))
-        if not self._updates:  # then the sum stands for what it moves
+        if not self._updates:  # the replay has updated nothing: compare the sums instead of what updates move
             moved = len(trainer.engine.parameters) + len(self._kept())
             pairs[:moved] = [(total, found, torch.zeros_like(found))]
         for one, other, start in pairs:
@@ -333,7 +353,7 @@ class RecordedSteps:
             if not (one - other).norm() <= TOLERANCE * room:
                 self.reason, self._failed = "replayed they come to something else than afresh", True
                 return
-        # else the next replay would draw this one's noise again, which nobody would see
+        # otherwise the next replay would draw this one's noise again, and no result would show it
         if afresh.noise is not None and not (replayed.noise is not None and torch.equal(replayed.noise, afresh.noise)):
             self.reason, self._failed = "replayed they leave the generator of noise elsewhere than afresh", True
             return
@@ -360,12 +380,12 @@ class RecordedSteps:
         set_global_random(state.others, trainer.population.device)
 
     def _kept(self) -> list[Tensor]:
-        """What the optimiser remembers."""
+        """Tensors of the optimiser's state."""
         kept = (value for state in self._trainer.optimizer.state.values() for value in state.values())
         return [value for value in kept if isinstance(value, Tensor)]
 
     def _draw_on(self, state: _State) -> None:
-        """Noise as it goes on from there."""
+        """Let noise go on from that state."""
         if self._generator is not None and state.noise is not None:
             self._generator.set_state(state.noise)
 

@@ -1,4 +1,4 @@
-"""Who is in the batch.
+"""The training data as privacy units, and the batches of them.
 
 A `Population` is the training data seen as independent privacy units: records, or lesions with several images each.
 Batches are Poisson samples of units: every unit enters on its own coin, so the batch size varies and may be 0.
@@ -21,7 +21,7 @@ from equidp.gradients.packing import SEVERAL, Packing, Several
 logger = logging.getLogger(__name__)
 
 NUMBERS = 1 << 24
-"""So many are looked at at once for some that are not finite: records may be of any width, and lie in a file."""
+"""How many numbers are searched at once for some that are not finite: records may be wide, and lie in a large file."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Batch:
         units: `[u]` int64 positions of the sampled units in the population.
         features, labels: of the units' records, `[b, …]` and `[b]`.
         owners: `[b]` int64, which of the `u` units each record belongs to; None where units are records.
-        find_groups: the groups of these units alone; of others no part of an algorithm may know.
+        find_groups: gives the groups of these units alone, because no part of an algorithm may know those of others.
         rows: `[b]` int64 positions of the records among all of the population.
-        views: m, where features are `[m·b, …]`, m views of each record (`augmentation.py`).
+        views: m, where features are `[m·b, …]`: m views (augmented copies) of each record (`augmentation.py`).
     """
 
     units: Tensor
@@ -47,7 +47,7 @@ class Batch:
 
     @cached_property
     def groups(self) -> Tensor:
-        """`[u]` int64 group of each unit; gathered when somebody asks, which most algorithms do not."""
+        """`[u]` int64 group of each unit; gathered when asked for, because most algorithms do not ask."""
         return self.find_groups()
 
     def __len__(self) -> int:
@@ -72,12 +72,12 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True, init=False)
 class Examples:
-    """Records without a schema, for a loop of one's own: labels may be what the loss takes.
+    """Records without a schema, for a training loop of your own.
 
     Attributes:
-        features, labels: `[N, …]` each; amounts, say, or a label for every place of a text.
+        features, labels: `[N, …]` each. Labels are whatever the loss takes: amounts, or one for every place of a text.
         unit: `[N]` int64, an id shared by the records of one unit, or None where records are units.
-        packing: how several tensors lie in the features; None where these are one.
+        packing: how several tensors are packed into the features; None for one tensor.
     """
 
     features: Tensor
@@ -96,9 +96,9 @@ class Examples:
         """Take the columns; several tensors of features, by name in a dict or in order in a tuple, become one.
 
         Raises:
-            EquidpError: something is no tensor or has no dimension, features or labels are float64, labels are whole
-                numbers other than int64, or units are not `[N]` int64: unknown ones (NaN) would each be a unit of its
-                own. Several tensors that cannot be packed.
+            EquidpError: if a column is no tensor, is sparse or has no dimension; if features or labels are float64; if
+                labels are whole numbers of few bits (int8 to int32); if units are not `[N]` int64, because unknown
+                ones (NaN) would each be a unit of its own; if several tensors cannot be packed.
         """
         if isinstance(features, Mapping | tuple):
             packing = Packing.of(features)
@@ -109,7 +109,7 @@ class Examples:
         self._refuse_other_kinds()
 
     def _refuse_other_kinds(self) -> None:
-        """Refuse types that a network or a loss would refuse in words of its own, and units of other types."""
+        """Refuse types that a network or a loss would refuse less clearly, and units that are not `[N]` int64."""
         for name, column in self._columns().items():
             if not (torch.is_tensor(column) or (name == "unit" and column is None)):
                 table = ".to_numpy()" if hasattr(column, "to_numpy") else ""  # torch takes no DataFrame
@@ -138,7 +138,7 @@ class Examples:
             )
 
     def __repr__(self) -> str:
-        """Shapes alone: what a notebook's cell shows is kept in its file, and the values are data of persons."""
+        """Shapes alone: a notebook's file keeps what its cells show, and the values are data of persons."""
         shapes = [f"{name} {list(column.shape)}" for name, column in self._columns().items() if column is not None]
         return f"<Examples: {', '.join(shapes)}>"
 
@@ -204,7 +204,7 @@ class Population:
         return Batch(units, features, labels, owners, partial(self.groups.index_select, 0, units), rows)
 
     def identities(self, rows: Tensor) -> Tensor:
-        """`[b]` int64 of records by their rows: half of each one's identity, or the row where they have none."""
+        """`[b]` int64 of the records in these rows: half of a record's identity, or its row where records have none."""
         known = getattr(self.records, "identity", None)
         return rows if known is None else known[rows, 0]
 
@@ -218,7 +218,9 @@ class Population:
         return self._members is None
 
     def refuse_other_groups(self, groups: int) -> None:
-        """Refuse groups that a plan of so many does not have; as in `Records`, only where the answer is at hand.
+        """Refuse ids of groups that a plan with `groups` groups does not have.
+
+        As in `Records`, ids on a GPU are not checked, because that would wait for the device.
 
         Raises:
             EquidpError: for an id that is not from 0 to `groups` − 1.
@@ -231,7 +233,7 @@ class Population:
             )
 
     def refuse_other_classes(self, classes: int) -> None:
-        """Refuse labels beyond those of so many classes, likewise.
+        """Refuse labels that are not those of `classes` classes; as with groups, not on a GPU.
 
         Raises:
             EquidpError: for a label that is not from 0 to `classes` − 1.
@@ -255,10 +257,11 @@ class Population:
 
 
 def _warn_of_non_finite(name: str, column: Tensor) -> None:
-    """Say which records' gradients will be NaN; part by part, as a mask of all may not fit.
+    """Warn of records with values that are not finite, whose gradients will be NaN.
 
-    Not an error: a record with such a gradient has weight 0 in every step, so a run goes on as without it. To refuse it
-    here would tell by a failed run what one record holds. Declared data are refused where they are read.
+    This is no error: such a record has weight 0 in every step, so the run goes on as if it were not there. A run that
+    failed would tell what one record holds. Declared data are refused where they are read. Records are searched
+    part by part, because a mask of all may not fit into memory.
     """
     if not column.is_floating_point() or column.is_meta:
         return

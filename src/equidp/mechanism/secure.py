@@ -1,36 +1,40 @@
 """Secure randomness: coins and Gaussian noise from a cryptographic generator, added without floating-point leaks.
 
-Three things make the textbook Gaussian mechanism unsafe on a computer, and each is answered here.
+Three things make the textbook Gaussian mechanism unsafe on a computer. This module has an answer to each.
 
-*Predictable noise.* Whoever learns the seed, or enough outputs, of an ordinary generator can subtract the noise. Here
-every bit comes from AES-256 in counter mode under a key of the operating system that is never stored or shown.
+*Predictable noise.* Whoever learns the seed of an ordinary generator, or enough of its outputs, can subtract the noise.
+Here every bit comes from AES-256 in counter mode, under a key of the operating system that is never stored or shown.
 
 *Holes in the noise.* A Gaussian computed from one pair of floating-point uniforms reaches only some of the numbers of
 its format, and from one released number an attacker can test whether a guessed exact value could have led to it
 (Mironov 2012; Jin et al. 2022). Holohan and Braghin (2021, "Secure Random Sampling in Differential Privacy", §5.1) add
-2n independent Gaussians and divide by √(2n), which takes the attacker of the order of 2^(53·(2n−1)) trials; n = 2 is
-used here, 2¹⁵⁹. Four fresh 64-bit integers give two such sums, one of cosines and one of sines, which are independent
-(`box_muller`). Who sees both has two equations for the four: 2¹⁰⁶ trials, if these floats were what is released.
+2n independent Gaussians and divide by √(2n). The test then takes an attacker of the order of 2^(53·(2n−1)) trials; with
+n = 2, used here, these are 2¹⁵⁹. Four fresh 64-bit integers give two such sums, one of cosines and one of sines, which
+are independent (`box_muller`). An attacker who sees both has two equations for the four integers: 2¹⁰⁶ trials, if these
+floats themselves were released.
 
 *Rounding of the sum.* Even with perfect noise ξ the float x ⊕ ξ betrays x: an output smaller than x keeps the spacing
-of x's own digits. So nothing is added in floating point: `perturb` works on integers. With a grid step g, a power of 2
-that depends on public values only,
+of x's own digits. So nothing is added in floating point: `perturb` works on integers. The grid step g is a power of 2
+that depends on public values only. Then
 
     K = round(x/g),   Z = round(s·ξ/g),   released: g·(K + Z).
 
-All of it is exact in float64 (|K + Z| < 2⁵³), and as K is an integer K + round(s·ξ/g) = round(K + s·ξ/g): the released
-number is the Gaussian mechanism on g·K after a fixed rounding, so by post-processing its guarantee is the ordinary
-one for the sensitivity of g·K. Rounding moves each of d entries of either of two neighbouring sums by g/2 at most, so
-that sensitivity is at most Δ + g·√d. The noise is made for Δ' = Δ + 2g·√d, s = σ·Δ': where two releases of one sample
-are charged as the largest a²/σ² + h²/σ_1² = M that a record causes (`SideRelease.joint_noise`), a record may move each
-by a share r = g·√d/Δ more than a and h, and (a + r)²/σ² + (h + r)²/σ_1² ≤ M·(1 + √2·r)² since 1/σ², 1/σ_1² ≤ M. With g
-≤ Δ·2⁻¹⁶/√d this costs 3·10⁻⁵ of noise. The 2²⁵⁶ choices of four integers fall on pairs of Z: with d ≤ 10⁹ and σ ≤ 100,
-each pair no longer than six standard deviations comes about in more than 2¹⁵⁰ ways.
-Turning the released number into float32 afterwards is post-processing too. The noise ends at 13.3 standard deviations,
-beyond which a true Gaussian has mass 2·10⁻⁴⁰.
+All of it is exact in float64 (|K + Z| < 2⁵³). As K is an integer, K + round(s·ξ/g) = round(K + s·ξ/g). So the released
+number is the Gaussian mechanism on g·K after a fixed rounding. By post-processing its guarantee is the ordinary one for
+the sensitivity of g·K. Rounding moves each of the d entries of either of two neighbouring sums by g/2 at most, so this
+sensitivity is at most Δ + g·√d.
 
-What this does not do: hide how long a step takes, or protect the machine's memory; nor bound the rounding of the sum
-*before* `perturb`, which the engine forms in float32 (see docs/threat-model.md).
+The noise is made for Δ' = Δ + 2g·√d, and s = σ·Δ'. The second g·√d is for two releases of one sample, which are charged
+as the largest M = a²/σ² + h²/σ_1² that a record causes (`SideRelease.joint_noise`). Rounding lets a record move each by
+a share r = g·√d/Δ more than a and h. As 1/σ², 1/σ_1² ≤ M, (a + r)²/σ² + (h + r)²/σ_1² ≤ M·(1 + √2·r)². With
+g ≤ Δ·2⁻¹⁶/√d this costs 3·10⁻⁵ of noise.
+
+The 2²⁵⁶ choices of four integers fall on pairs of values of Z. With d ≤ 10⁹ and σ ≤ 100, each pair no longer than six
+standard deviations comes about in more than 2¹⁵⁰ ways. Turning the released number into float32 afterwards is
+post-processing too. The noise ends at 13.3 standard deviations, beyond which a true Gaussian has mass 2·10⁻⁴⁰.
+
+This does not hide how long a step takes, and does not protect the machine's memory. Nor does it bound the rounding of
+the sum *before* `perturb`, which the engine forms in float32 (see docs/threat-model.md).
 """
 
 from __future__ import annotations
@@ -56,19 +60,20 @@ GRID_BITS = 16
 """The rounding of a whole vector to the grid adds at most 2^−GRID_BITS of the sensitivity."""
 
 LARGEST = 2.0**52
-"""Integers up to here (plus noise) are exact in float64; anything larger is clamped, which moves no two sums apart."""
+"""Integers up to here (plus noise) are exact in float64. Larger ones are clamped, which never moves two sums apart."""
 
 CHUNK = 1 << 17
 """Numbers noised at once: few enough for caches to hold what their noise is made of, enough for several threads."""
 GPU_CHUNK = (1 << 23) - 2
-"""The same on a GPU, which is quick with many: with their room just 128 MiB of words, as torch pins powers of two."""
+"""The same on a GPU, which is quick with many. With `SPARE` their words take just under 128 MiB: torch pins memory in
+powers of two."""
 
 ZEROS = bytes(1 << 19)
-"""What is encrypted to give the key stream, so much at once."""
+"""Zeros, which are encrypted to give the key stream, so many bytes at once."""
 THREADS = 8
-"""So many at most draw words, each a block of `ZEROS` or more."""
+"""The most threads that draw words; each draws a block as long as `ZEROS` or more."""
 SPARE = 2
-"""Words of room that the cipher asks for behind what it writes."""
+"""Words of free memory that the cipher asks for behind what it writes."""
 
 
 class SecureRandom:
@@ -91,7 +96,7 @@ class SecureRandom:
     def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
         """`[size]` bool, independent coins.
 
-        Exact: a 64-bit integer is compared with ⌊2⁶⁴·p⌋, so a coin's bias is p or less by under 2⁻⁶⁴, never more.
+        A 64-bit integer is compared with ⌊2⁶⁴·p⌋. So a coin's probability is never above p, and less than 2⁻⁶⁴ below.
         """
         chance = np.asarray(probability.detach().cpu() if isinstance(probability, Tensor) else probability, np.float64)
         if np.isnan(chance).any():
@@ -168,7 +173,7 @@ class SecureRandom:
         return gaussians(words.view(2, 2, pairs))[:size]
 
     def _drawn(self, size: int) -> Tensor:
-        """`[size]` int64 of the key streams on the CPU, in memory that a GPU reads by itself."""
+        """`[size]` int64 of the key streams on the CPU; for a GPU in pinned memory, which it reads by itself."""
         if os.getpid() != self._process:
             self._begin()  # a forked child would otherwise continue its parent's streams: one noise in two releases
         number = min(THREADS, torch.get_num_threads(), WORD * size // len(ZEROS)) or 1
@@ -185,7 +190,7 @@ class SecureRandom:
         return drawn[:size]
 
     def _begin(self) -> None:
-        """Fresh keys, and threads of this process."""
+        """Begin with fresh keys, and with threads of this process."""
         self._streams: list[CipherContext] = []
         self._threads, self._process = ThreadPoolExecutor(THREADS), os.getpid()
 
@@ -203,12 +208,12 @@ def _chunk(device: torch.device) -> int:
 
 
 def _fill(stream: CipherContext, part: memoryview) -> None:
-    """The key stream into all of `part` but the room behind it."""
+    """Write the key stream into `part`, except the `SPARE` words at its end."""
     size = len(part) - WORD * SPARE
     for start in range(0, size, len(ZEROS)):
         stream.update_into(memoryview(ZEROS)[: size - start], part[start:])
 
 
 def _new_stream() -> CipherContext:
-    """AES-256-CTR under a fresh key: encrypting zeros gives its key stream; the 128-bit counter never comes round."""
+    """AES-256-CTR under a fresh key: encrypting zeros gives its key stream; the 128-bit counter never repeats."""
     return Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))).encryptor()

@@ -1,4 +1,4 @@
-"""Pieces of the loop's state and rows: torch's generators, tensors on a device, figures as JSON has them."""
+"""Pieces of the loop's state and history: torch's generators, tensors on a device, plain numbers for JSON."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from equidp.errors import EquidpError
 from equidp.system.threads import GLOBAL_RANDOM
 
 WORDS, BEFORE_WORDS = 624, 3
-"""Of the state of a generator of torch's on the CPU, in pieces of 8 bytes: words of its Mersenne Twister, and where."""
+"""The state of torch's CPU generator, in pieces of 8 bytes: how many words its Mersenne Twister has, one in each piece,
+and how many pieces come before them."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def one_at_a_time(steps: Callable[P, T]) -> Callable[P, T]:
-    """A loop's method that takes steps: by one thread at a time, as weights would meet another batch's gradients.
+    """Decorate a loop's method that takes steps: one thread at a time may call it, in the process that made the loop.
 
-    In the process that made the loop, as a forked one would copy it.
+    With two threads, the weights of one batch would meet the gradients of another. A forked process has a copy of the
+    loop, which would draw the same noise.
 
     Raises:
-        EquidpError: where another thread is at it, or in another process.
+        EquidpError: while another thread takes steps, or in another process.
     """
 
     @wraps(steps)
@@ -39,7 +41,7 @@ def one_at_a_time(steps: Callable[P, T]) -> Callable[P, T]:
                 "This process was forked from the one that made the trainer, and has a copy of it: two would draw the "
                 "same noise, and charge it once each. Make a trainer in the process that takes the steps."
             )
-        # an RLock, as Ctrl-C may leave it to its thread
+        # an RLock: where Ctrl-C leaves it locked, its thread can still take it
         lock = vars(args[0]).setdefault("_stepping", threading.RLock())
         if not lock.acquire(blocking=False):
             raise EquidpError("Another thread is taking steps with this trainer: let one thread train, or make two.")
@@ -52,7 +54,7 @@ def one_at_a_time(steps: Callable[P, T]) -> Callable[P, T]:
 
 
 def columns(values: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """A history row's columns: of a value per group one for each, named by its number."""
+    """Columns of a history row; a value per group has a column for each group, `name/k`."""
     row: dict[str, float] = {}
     for name, value in values.items():
         entries = torch.as_tensor(value).detach().float().cpu()
@@ -81,8 +83,8 @@ def set_global_random(states: Mapping[str, Tensor], device: torch.device) -> Non
 def seed_unforeseen(device: torch.device) -> None:
     """Give torch's own generators, the CPU's and that device's, states of the operating system's randomness.
 
-    The CPU's takes 32 bits of a seed. Whoever has what every step released could try all of these: so the whole state
-    of its Mersenne Twister is drawn.
+    The CPU's generator takes only 32 bits of a seed. Whoever has what every step released could try all of these. So
+    the whole state of its Mersenne Twister is drawn.
     """
     fresh = torch.Generator().manual_seed(secrets.randbits(63)).get_state()
     words = np.frombuffer(secrets.token_bytes(4 * WORDS), np.uint32).astype(np.int64)
@@ -94,12 +96,12 @@ def seed_unforeseen(device: torch.device) -> None:
 
 
 def joined(chunks: list[Tensor]) -> Tensor:
-    """Of a step's chunks: `[b, …]` for all of them."""
+    """One tensor `[b, …]` from those of a step's chunks."""
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
 
 def moved(state: Any, device: torch.device) -> Any:
-    """A state as a checkpoint gives it, its tensors where the run's are."""
+    """The state that a checkpoint gives, with its tensors on the run's device."""
     if isinstance(state, Tensor):
         return state.to(device)
     if isinstance(state, Mapping):

@@ -1,4 +1,4 @@
-"""The loop: sample → norms → side release → weights → noisy mean → ledger → update. Written once for all algorithms."""
+"""The loop: sample → ledger → norms → side release → weights → noisy mean → update. Written once for all algorithms."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Trainer(Noising):
         random: the streams for sampling and noise.
         ledger: receives every event before the step becomes visible.
         learning_rate: of the update, which is post-processing of the noisy mean.
-        optimizer: a name, or a `Descent` with settings and a schedule. The attribute `optimizer` is torch's: unless
-            there is a schedule, one of torch's may lead its rate; another of `engine.parameters` may take its place.
-        physical_batch_size: at most so many units in memory at once (with public rows: records); None for all.
+        optimizer: a name, or a `Descent` with settings and a schedule. The attribute `optimizer` is torch's optimiser.
+            Another one of `engine.parameters` may replace it. Without a schedule, one of torch's may set its rate.
+        physical_batch_size: most units in memory at once (records, if the engine has public rows); None for all.
         precision: `bf16` runs the model under autocast, on a GPU; norms and sums stay in float32.
         new_recorder: records whole steps (`recorded.py`), or at least the model's passes (`recording.py`), to replay
             them; None: they are computed afresh.
@@ -103,7 +103,7 @@ class Trainer(Noising):
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
         self.pursuing = algorithm.objective.start(loss, self.plan, population.device)
         on_gpu = population.device.type == "cuda" or new_recorder is not None
-        # at a threshold of norms, or at a kink of the model, others would cross it by rounding, which is by rows
+        # rounding depends on the number of rows, and can carry a record across a threshold of norms or a model's kink
         exact = algorithm.private and not random.repeatable
         rows = public_rows(self.expected_batch(), physical_batch_size, on_cpu=not on_gpu) if on_gpu or exact else None
         self.engine = GradientEngine(model, self.pursuing.loss, precision=precision, rows=rows, exact=exact)
@@ -116,21 +116,21 @@ class Trainer(Noising):
         self.steps_done, self.epochs_begun, self.process = 0, 0, os.getpid()
         self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
-        self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
+        self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps repeat an event
         self._release_steps = algorithm.release_steps(self.plan)
-        self._last = algorithm.acceptance.cap(self.plan, self.sampling_rate)  # ε is of no more steps
-        self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
+        self._last = algorithm.acceptance.cap(self.plan, self.sampling_rate)  # ε covers no more steps
+        self.given: dict[str, Tensor] = {}  # values of the last side release, for the steps until the next one
         self._zero, self._coins = torch.zeros((), device=population.device), Coins(population.size)
         self._scales = "scale" in set(algorithm.initial).union(*(part.gives | part.steers for part in algorithm.parts))
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
             self.engine.passes.keeps_outputs = side.of_errors
-        run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
+        run = weakref.proxy(self)  # without a proxy, only the garbage collector would free a run's memory
         self._tossed = Tossed(random)
         self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan, self._tossed))
         self.contributing = algorithm.contribution.start(seen_by(algorithm.contribution, run, self.plan))
-        # this package's have tests, and a GPU would be waited for
+        # parts of this package are not tried: they have tests, and a trial waits for the GPU
         self._foreign = of_others(algorithm.contribution, self.contributing, self.pursuing)
         self._ruled = of_others(*(part for part in (algorithm.weights, algorithm.side_release) if part is not None))
         self._trials, self._second_coins, self._weighings, self._counts = Looks(), Looks(), Looks(), Looks()
@@ -178,10 +178,10 @@ class Trainer(Noising):
     @one_at_a_time
     @unforeseen
     def run_steps(self, count: int) -> None:
-        """The next `count` steps, without history rows; fewer where a part ends the run, as its ε is of no more.
+        """Take the next `count` steps, without history rows; fewer if a part ends the run, because ε covers no more.
 
         Raises:
-            EquidpError: for steps beyond the plan's.
+            EquidpError: for more steps than the plan has.
         """
         for _ in range(count):
             if self.steps_done >= self.plan.steps:
@@ -192,12 +192,12 @@ class Trainer(Noising):
             if self.finished:
                 return
             self.begin_epoch(self.plan.epoch(self.steps_done))
-            if self.finished:  # what an epoch's beginning costs may leave no room for its steps
+            if self.finished:  # to begin an epoch may cost so much that the budget holds none of its steps
                 return
             self.step(segment_at(self.segments, self.steps_done))
 
     def outcome(self) -> Outcome:
-        """What the run has come to so far."""
+        """Events, and steps taken, so far."""
         taken = self.steps_done if self.accepting.accepted is None else self.accepting.accepted
         return Outcome(self.ledger.events, taken, self.steps_done)
 
@@ -236,7 +236,7 @@ class Trainer(Noising):
         return row
 
     def _epsilon_so_far(self) -> float:
-        """RDP of what was charged; where a budget was fixed for the run, that budget's ε from the start."""
+        """ε by RDP of the events charged so far; if the run has a budget, the ε of that budget from the start."""
         budget = self.algorithm.sampler.budget(self.plan)
         live = self.plan.trials.live_epsilon
         return live(self.ledger.done, self.plan.delta) if budget is None else budget.epsilon
@@ -251,9 +251,10 @@ class Trainer(Noising):
             self.recorded.step(segment)
 
     def step_afresh(self, draw: Draw, segment: Segment, *, charged: bool = False, padded: bool = False) -> Tensor:
-        """A step on these units, launched operation by operation: its noisy sum, `[d]`; `charged`: it was entered.
+        """Take a step on these units, launched operation by operation; return its noisy sum, `[d]`.
 
-        `padded`: without privacy, too, on the public number of rows, as a recording has it (`shape.py`).
+        `charged`: the step's event is in the ledger already. `padded`: take the public number of rows (`shape.py`)
+        without privacy, too, as a recording does.
         """
         draws = self.chunks(draw)
         batches = [self.batch(draw.units) for draw in draws]
@@ -282,17 +283,17 @@ class Trainer(Noising):
         return total
 
     def set_gradient(self, direction: Tensor) -> None:
-        """What the optimiser takes its step along: divided by the *expected* batch size, as the actual is private."""
+        """Give the optimiser a direction `[d]`, divided by the *expected* batch size, because the actual is private."""
         self.engine.apply_gradient(direction, over=self.plan.batch_size)
 
     def set_rate(self) -> None:
-        """The schedule's rate of this step: a function of its number, so a resumed run needs no more than that."""
+        """Set the schedule's learning rate. It follows from the step's number, so a resumed run needs nothing else."""
         if self.descent.schedule != "constant":
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate * self.descent.factor(self.steps_done / self.plan.steps)
 
     def tell_objective(self) -> None:
-        """Let the objective take over what it reads; copies, as autograd takes no values made in inference mode."""
+        """Give the objective the values that it reads, as copies: autograd takes no tensors made in inference mode."""
         self.pursuing.follow({name: self.public[name].clone() for name in self.algorithm.objective.reads})
 
     def draw(self) -> Draw:
@@ -329,7 +330,8 @@ class Trainer(Noising):
             public |= self._side_release(together, groups, public, facts, finite=counted)
         total = self.weighted_sum(batches, public, norms, draws, finite=finite)
         noised, delta = self._noised(self.reduce(total), public, noise_multiplier)
-        return noised, self._facts(noise_multiplier, delta.clone() if self._led else delta)  # it may be the next bound
+        # Δ may be the tensor of the next step's bound, so an update of others gets a copy
+        return noised, self._facts(noise_multiplier, delta.clone() if self._led else delta)
 
     def weighted_sum(
         self,
@@ -342,8 +344,8 @@ class Trainer(Noising):
     ) -> Tensor:
         """Σ w_i·g_i over the chunks, flat `[d]`, *exact*: it must be noised before anything else sees it.
 
-        A second forward per chunk is needed only if weights awaited the whole batch. `finite` is `all_finite` of the
-        norms, where it is known.
+        A second forward pass of each chunk is needed only if weights had to wait for the whole batch. `finite` is
+        `all_finite` of the norms, where that is known.
         """
         total: Tensor | None = None
         kept = len(batches) == 1 and norms is not None
@@ -374,7 +376,7 @@ class Trainer(Noising):
         return self.reduce(total)
 
     def _rollback(self) -> Callable[[], None]:
-        """Everything a refused step must leave as it was, besides the parameters."""
+        """Return a function that restores what a refused step must leave as it was, besides the parameters."""
         optimizer, updating = copy.deepcopy(self.optimizer.state_dict()), copy.deepcopy(self.updating.state_dict())
 
         def restore() -> None:
@@ -386,7 +388,7 @@ class Trainer(Noising):
     # -------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a bit-identical continuation needs, the ledger excepted: tensors and plain JSON values."""
+        """Return all that a bit-identical continuation needs, except the ledger, in tensors and plain JSON values."""
         seldom = {"given": self.given, "releasing": self.releasing.state_dict()}
         optimizer = self.optimizer.state_dict()
         return copy.deepcopy(
@@ -398,7 +400,7 @@ class Trainer(Noising):
                 "public": self.public,
                 "shown": self.shown,
                 "random": self.random.state_dict(),
-                # secure runs draw what dropout needs anew: a saved generator would foretell it
+                # a secure run seeds these generators anew: who reads a saved state could foretell what dropout draws
                 "global_random": global_random(self.population.device) if self.random.repeatable else {},
                 "sampling": self.sampling.state_dict(),
                 "contributing": self.contributing.state_dict(),
@@ -410,10 +412,10 @@ class Trainer(Noising):
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`; back from later steps by other noise, as those are charged and stay so.
+        """Continue from `state_dict`. Later steps that this trainer has begun stay charged, and it draws other noise.
 
         Raises:
-            EquidpError: where the ledger does not hold what was charged for the steps taken.
+            EquidpError: if the ledger does not hold what was charged for the steps taken.
         """
         charged, taken = self.ledger.count, int(state["steps_done"])
         if self.algorithm.private and charged < taken:
@@ -424,7 +426,7 @@ class Trainer(Noising):
         if self.recorded is not None:
             self.recorded.forget()
         if self.random.repeatable and self.steps_begun > taken:
-            self.random.renew(-charged)  # a step since may have been seen: the same noise on other sums would cancel
+            self.random.renew(-charged)  # later steps may have been seen: the same noise on other sums would cancel
         state = copy.deepcopy(dict(state))
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
         self.model.load_state_dict(state["model"])
@@ -434,7 +436,7 @@ class Trainer(Noising):
         self.public, self.shown = moved(state["public"], device), dict(state["shown"])
         self.tell_objective()
         self.random.load_state_dict(state["random"])
-        self._tossed.asked = True  # for coins that are in the state
+        self._tossed.asked = True  # the state may hold coins that were asked for earlier
         if not self.random.renewed:
             set_global_random(state.get("global_random", {}), device)
         for name in ("sampling", "contributing", "updating", "accepting"):

@@ -1,6 +1,8 @@
-"""Parts of others tried on private records before these are released: is each what its bound and its ε are of?
+"""Trials of parts that come from another package, on private records, before anything made of these is released.
 
-They are tried in the first step, and again as the run goes on, since a part may begin later to mix or to keep.
+A trial checks what the bound and the ε rest on. A part must not exceed what it states. What it makes of a record must
+not follow from the batch's other records, nor from those of earlier batches. Parts are tried in the first step, and
+again as the run goes on, because a part may begin later to mix records or to keep them.
 """
 
 from __future__ import annotations
@@ -36,14 +38,15 @@ from equidp.mechanism.parts import (
 from equidp.mechanism.states import global_random, set_global_random
 
 TRIED, LABELLED = 3, 32
-"""Units whose contributions are tried, and whose labels are where an objective of one's own gives them."""
+"""How many units a trial takes: `TRIED` for contributions, `LABELLED` for labels, losses, second coins, weights and
+statistics."""
 
 ROUNDING = 1e-5
-"""How far rounding in float32 may carry a weighted norm, or a squared shift, beyond its bound."""
+"""By which share of its bound a weighted norm, or a squared shift, may exceed it, because float32 rounds."""
 
 
 class Trying(Looking):
-    """A loop that tries its parts."""
+    """The part of the training loop that tries parts of other packages; a base class of `Trainer`."""
 
     public: dict[str, Tensor]
     _coins: Coins
@@ -54,14 +57,23 @@ class Trying(Looking):
     _second_coins: Looks
     _weighings: Looks
     _counts: Looks
+    """When the contribution, the sampler's second coin, the weight rule and the side release are tried."""
 
     @property
     def draws_on_host(self) -> bool:
-        """Whether the host draws; of a sampler of others only where it draws as ours, as nobody judges it there."""
+        """Whether the host draws batches.
+
+        A sampler of another package must then draw as `PoissonSampling` does, because batches of the host are not
+        judged.
+        """
         return self.sampling.on_host and (not self._judged or draws_plainly(self.sampling))
 
     def judge(self, draw: Draw) -> None:
-        """Refuse a batch, or batches, that independent coins of the charged rate do not give."""
+        """Refuse batches that independent coins of the charged rate do not give, or coins that are not the run's.
+
+        Raises:
+            EquidpError: with what was found.
+        """
         sampler = self.algorithm.sampler
         budgeted = sampler.budget(self.plan) is not None
         wrong = self._coins.unlike(draw.units, None if budgeted else self.sampling.rate)
@@ -75,11 +87,12 @@ class Trying(Looking):
             raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
 
     def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
-        """`[u]` bool, the sampler's second coin for units of these norms; None keeps all.
+        """Return `[u]` bool: which units of these norms the sampler's second coin keeps; None keeps all.
 
         Raises:
-            EquidpError: where a sampler of one's own looks at the others of a batch: one record would add its bound,
-                and take that of another away. Or where it keeps what it is told, and charges nothing for it.
+            EquidpError: if a sampler of another package decides on a record by the others of its batch: one record
+                would then add its own vector and take another's away. If it keeps the norms that it is told, and
+                charges nothing for them. If it gives anything but one bool for each unit, or None.
         """
         tried = self._judged and len(norms) > 0 and self._second_coins.due()
         before = self._sampler_tells() if tried else {}
@@ -109,7 +122,8 @@ class Trying(Looking):
         twice = self.sampling.kept(draw, norms)
         tossed, self._tossed.asked = self._tossed.asked, asked or self._tossed.asked
         self.random.set_back(streams)
-        # coins that are drawn by then fall otherwise for a record alone, and in a batch of few by chance alike twice
+        # A coin that `kept` itself draws may fall otherwise for a record alone. And in a batch of few units coins may
+        # fall alike twice by chance, so it is the generators that tell whether any were drawn.
         fixed = not (self._drew(global_state) or tossed) and twice is not None and torch.equal(twice, mask)
         if fixed and any(one is None or bool(one) != bool(mask[at]) for at, one in enumerate(alone)):
             raise EquidpError(
@@ -120,14 +134,14 @@ class Trying(Looking):
         return mask
 
     def _sampler_tells(self) -> dict[str, Any]:
-        """What a sampler keeps, and what it tells."""
+        """Return copies of the sampler's attributes, and of what its `public` and `shown` give."""
         told = {"public()": copied(self.sampling.public()), "shown()": dict(self.sampling.shown())}
         return kept_of(self.sampling) | told
 
     def try_weights(self, norms: Tensor, weights: Tensor, groups: Tensor | None, public: Public) -> None:
-        """Refuse a rule of others that weighs these records by one another, or beyond its bound.
+        """Refuse a weight rule of another package that weighs records by one another, or beyond its bound.
 
-        It was tried before the run, but not at the values that hold by now, and may have changed since.
+        The rule was tried before the run. But the public values have changed since, and the rule may have changed, too.
         """
         if not (self._ruled and len(norms) and self._weighings.due()):
             return
@@ -152,7 +166,10 @@ class Trying(Looking):
 
     @torch.no_grad()
     def try_statistic(self, norms: Tensor, groups: Tensor, public: Public, facts: StepFacts) -> None:
-        """Refuse a side release of others that some of these units move by more than it says, or that keeps them."""
+        """Refuse a side release of another package if a unit moves its statistic too far, or if it keeps units.
+
+        It keeps something if `consequences` of one noised value change with the batch that `statistic` was given last.
+        """
         release = self.algorithm.side_release
         if release is None or not (self._ruled and len(norms) and self._counts.due()):
             return
@@ -168,7 +185,7 @@ class Trying(Looking):
 
         whole, few = told(everyone), self._some(len(seen))
         moved = torch.stack([(whole - told(everyone[everyone != one])).norm() for one in few])
-        room = _most(release, seen, groups, public)[few] * (1 + 1e-3) + 1e-5 * whole.norm()  # sums are of float32
+        room = _most(release, seen, groups, public)[few] * (1 + 1e-3) + 1e-5 * whole.norm()  # float32 sums round
         noised = torch.linspace(3, 1, len(whole), device=seen.device)
         told(everyone)
         first = made()
@@ -184,14 +201,15 @@ class Trying(Looking):
         self._counts.held()
 
     def _some(self, size: int) -> Tensor:
-        """`[≤ LABELLED]` positions below that size, others at other steps."""
+        """Return at most `LABELLED` positions below `size`, others at another step."""
         return (torch.arange(min(size, LABELLED), device=self.population.device) + self.steps_done) % size
 
     def try_contribution(self, draws: Sequence[Draw]) -> None:
-        """Refuse vectors that are longer than their norms, or norms that change with the others of a batch.
+        """Refuse a contribution or an objective of another package that does not hold what it says.
 
-        Every bound is of norms, so that a part which states them wrongly has no ε. Of a step in chunks no more units
-        are looked at together than a chunk has.
+        No vector may be longer than its norm: every bound is a bound of norms. And a record's vector, norm, label and
+        loss must not follow from other records. In a step that is cut into chunks, no more units are tried together
+        than a chunk has.
         """
         first, streams = draws[0].units, self.random.state_dict()
         halves = first[:LABELLED].tensor_split(2) if len(draws) == 1 else [draw.units[:LABELLED] for draw in draws[:2]]
@@ -202,7 +220,7 @@ class Trying(Looking):
             or self._untrue_of(first[:TRIED])
             or self._keeps_vectors(apart)
         )
-        self.random.set_back(streams)  # a resumed run tries at other steps, and has to draw the same
+        self.random.set_back(streams)  # a resumed run tries its parts at other steps, and must draw the same numbers
         if wrong:
             beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
             part = type(self.contributing).__name__ + beside
@@ -212,7 +230,10 @@ class Trying(Looking):
         self._trials.held()
 
     def _relabelled(self, units: Tensor) -> str:
-        """Whether what the loss takes as a record's label follows from the batch's other records; empty if not."""
+        """Return what is wrong if a record's label, as the loss takes it, follows from others of its batch; else "".
+
+        Where the side release counts errors, whether a record is classified wrongly must not follow from others either.
+        """
         if type(self.pursuing) is Pursuing:
             return ""
         before = global_random(self.population.device)
@@ -227,7 +248,7 @@ class Trying(Looking):
 
     @torch.no_grad()
     def _misjudged(self, units: Tensor) -> str:
-        """Whether a record is classified wrongly or not by the others; empty if not."""
+        """Return what is wrong if the others of a batch change whether a record is classified wrongly; else ""."""
         batch, before = self._labelled(self.population.batch(units)), global_random(self.population.device)
         outputs = self.engine.outputs(batch.features)
         together = self.wrong(outputs, batch.labels)
@@ -238,24 +259,27 @@ class Trying(Looking):
 
     @torch.no_grad()
     def _kept_losses(self, some: Tensor, others: Tensor) -> str:
-        """Whether a record's loss follows from batches before; empty if not. Every digit counts: few add up to many."""
+        """Return what is wrong if a record's loss follows from earlier batches; else "".
+
+        On a CPU every digit must agree, because small differences of many records add up.
+        """
         if type(self.pursuing) is Pursuing or not (len(some) and len(others)):
             return ""
         before = global_random(self.population.device)
         outputs = [self.engine.outputs(self.population.batch(part).features) for part in (some, others)]
-        self._drew(before)  # dropout, which is no part of the loss
+        self._drew(before)  # set back what dropout drew: only draws of the loss itself count below
         first, _, again = self._lost(some, outputs[0]), self._lost(others, outputs[1]), self._lost(some, outputs[0])
-        # on a GPU what a model makes of records may differ from one time to the next
+        # on a GPU the same computation may round differently from one time to the next
         alike = self._drew(before) or (same if first.device.type == "cpu" else _alike)(first, again)
         return "" if alike else "the loss of a record changes with the records of earlier batches"
 
     def _lost(self, units: Tensor, outputs: Tensor) -> Tensor:
-        """`[b]` losses of these units at outputs that are known."""
+        """`[b]` losses of these units at given outputs."""
         batch = self._labelled(self.population.batch(units))
         return self.engine.passes.watched(lambda: self.engine.loss(outputs, batch.labels))
 
     def _untrue_of(self, few: Tensor) -> str:
-        """What the contribution says of these units that is not so; empty where all is."""
+        """Return what the contribution states wrongly of these units; "" if nothing."""
         before = global_random(self.population.device)
         ones = torch.ones(len(few), device=few.device)
         alone, vectors_alone = [], []
@@ -268,8 +292,9 @@ class Trying(Looking):
         drawn = self._drew(before)
         if not bool(norms.isfinite().all()):
             return ""
-        room = 0.02 * norms.max() + 1e-12  # in half precision a batch of other size rounds otherwise
-        # a CPU's norms and vectors are of one pass and of as many digits, also those of records with short gradients
+        room = 0.02 * norms.max() + 1e-12  # in half precision a batch of another size rounds differently
+        # On a CPU norms and vectors come from one pass, with the same precision. So the tolerance is a share of each
+        # record's own norm, and finds records with short gradients too.
         longer = room if norms.is_cuda else 1e-3 * norms + 1e-5 * norms.max() + 1e-12
         if bool((vectors.norm(dim=1) > norms + longer).any()):
             return "the vector of a record is longer than its norm"
@@ -282,7 +307,7 @@ class Trying(Looking):
         return ""
 
     def _keeps_vectors(self, few: Tensor) -> str:
-        """Whether a unit's vector follows from batches before; empty if not. Each of three is taken alone."""
+        """Return what is wrong if a unit's vector follows from earlier batches; else "". Units are tried alone."""
         if len(few) < TRIED or not self.contributing.remembers:
             return ""
         before = global_random(self.population.device)
@@ -291,33 +316,34 @@ class Trying(Looking):
         return "" if alike else "the vector of a record changes with the records of earlier batches"
 
     def _drew(self, before: Mapping[str, Tensor]) -> bool:
-        """Whether torch's generators were drawn from since they had these states, which they get again."""
+        """Whether torch's generators have drawn since they had these states; sets them back to these."""
         now = global_random(self.population.device)
         set_global_random(before, self.population.device)
         return any(not torch.equal(before[name], state) for name, state in now.items())
 
     def _remembered(self, few: Tensor) -> bool:
-        """Whether one unit's vector differs after a step with another unit alone, and after one with a third."""
+        """Whether a unit's vector after a step with a second unit alone differs from that after a step with a third."""
         one, *others = few.split(1)
         running, taken = self.contributing, self.engine.flatten()
         before, found = kept_of(running), []
         for other in others:
             running.norms(self.batch(other))
             running.weighted_sum(torch.ones(1, device=few.device))
-            running.advance(taken + 1e-3)  # both steps went the same way
+            running.advance(taken + 1e-3)  # as if both steps had moved the parameters alike
             running.norms(self.batch(one))
             found.append(running.weighted_sum(torch.ones(1, device=few.device)))
-            vars(running).clear()  # what it has begun to keep goes, too
+            vars(running).clear()  # attributes that it has begun to keep go, too
             vars(running).update(before)
             before = kept_of(running)
-        # the same calls but for what it may have kept: they round alike, in half precision too
+        # Both vectors come from the same calls, which round alike in half precision too. Only what the contribution
+        # has kept can make them differ.
         return bool((found[0] - found[1]).norm() > 1e-3 * found[0].norm() + 1e-12)
 
 
 def _most(release: SideRelease, norms: Tensor, groups: Tensor, public: Public) -> Tensor:
-    """`[u]` by how much units of these norms may move the statistic."""
+    """Return `[u]`: by how much a unit of each norm may move the statistic, as the release says."""
     most = torch.full_like(norms, release.sensitivity())
-    if type(release).joint_noise is not SideRelease.joint_noise:  # it may not be of `added`
+    if type(release).joint_noise is not SideRelease.joint_noise:  # its charge may not rest on `added`
         return most
     for piece in reversed(release.added()):
         if piece.upto == math.inf:
@@ -329,7 +355,10 @@ def _most(release: SideRelease, norms: Tensor, groups: Tensor, public: Public) -
 
 
 def _alike(alone: Tensor, together: Tensor) -> bool:
-    """Whether labels are the same, but for how a batch of other size rounds what a model makes of records."""
+    """Whether labels or losses agree: whole numbers exactly, others to 1 % of the largest one.
+
+    A model that makes labels rounds differently in a batch of another size.
+    """
     if not alone.is_floating_point():
         return torch.equal(alone, together)
     room = 0.01 * float(alone.nan_to_num(0.0, 0.0, 0.0).abs().max())
@@ -337,17 +366,17 @@ def _alike(alone: Tensor, together: Tensor) -> bool:
 
 
 def kept_of(running: Running) -> dict[str, Any]:
-    """Its attributes, those that a step may change in place as copies."""
+    """Return a running part's attributes, with copies of those that a step may change in place."""
     return {name: _copied(value) for name, value in vars(running).items()}
 
 
 def _unchanged(before: Any, now: Any) -> bool:
-    """Whether an attribute is what it was."""
+    """Whether an attribute has the value that it had."""
     if isinstance(before, Tensor) and isinstance(now, Tensor):
         return before.shape == now.shape and same(before, now)
     if isinstance(before, np.ndarray) and isinstance(now, np.ndarray):
         return np.array_equal(before, now, equal_nan=before.dtype.kind in "fc" and now.dtype.kind in "fc")
-    if isinstance(before, Number) and isinstance(now, Number):  # NumPy's, too, and what is none
+    if isinstance(before, Number) and isinstance(now, Number):  # NumPy's, too; NaN is the same as NaN
         return bool(before == now or (before != before and now != now))
     if type(before) is type(now) and isinstance(before, dict):
         return before.keys() == now.keys() and all(_unchanged(value, now[name]) for name, value in before.items())

@@ -1,4 +1,4 @@
-"""What a run enters in its data set's ledger: before its training begins, and after it, if it was charged more."""
+"""What a run enters in its data set's ledger: before its training begins, and again later if it was charged more."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from equidp.training.checkpoint import charged_until_now
 from equidp.training.statement import figures_entry
 
 CHARGED = "charged.json"
-"""Beside the checkpoints: the run's names in the ledger, one for each of the settings that it was begun with, so that a
-run that is continued is entered once."""
+"""File beside the checkpoints with the run's names in the ledger. The run has a name for each set of settings that it
+was begun with, so that a run that is continued is entered once."""
 
 
 logger = logging.getLogger(__name__)
 
 DIGEST = 64
-"""Length of a digest of raw files; sources without files have a word in its place."""
+"""Length of a digest of raw files; sources without files have a word instead of a digest."""
 
 
 def planned(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
-    """The most that one training is charged, as an entry has it.
+    """The most that one training is charged, in the form of a ledger's entry.
 
-    Under a cap on the number of trainings each of them enters its own events, as each is a run.
+    Under a cap on the number of trainings each of them enters its own events, because each is a run.
     """
     if (budget := algorithm.budget(plan)) is not None:
         return {"order": float(budget.order), "total": budget.total}
@@ -48,23 +48,24 @@ def planned(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
 
 
 def of_law(trials: Trials) -> dict[str, Any]:
-    """The law of the number of trials, as an entry has it; empty where there is none."""
+    """The law of the number of trials, in the form of a ledger's entry; empty if there is none."""
     if trials.law is None:
         return {}
     return {"law": trials.law, "mean": trials.mean, "shape": trials.shape, "orders": trials.orders}
 
 
 def stated_beyond(statement: Mapping[str, Any], trials: Trials, plan: Sequence[Event]) -> tuple[Event, ...]:
-    """What a statement's ε is of, beyond the plan: of a run that may stop early more than it was charged."""
+    """The events that a statement's ε is of, beyond the plan; a run that may stop early was charged less than these."""
     stated = map(Event.from_dict, statement.get("charged", statement["ledger"]))
-    return beyond(stated, trials.charged(plan))  # of the other trials under a cap each enters its own
+    return beyond(stated, trials.charged(plan))  # under a cap, each of the other trials enters its own
 
 
 def repeated(workplace: Path, algorithm: Algorithm, plan: Plan) -> tuple[Event, ...]:
-    """What a secure run that is continued is charged beyond its plan, if it dies before it can tell.
+    """What a secure run that is continued is charged beyond its plan, even if it dies before it can enter that itself.
 
-    Its next steps are new releases. So all that was charged and is not of the steps before its checkpoint is beyond; of
-    a run that may stop, whose last life may go on to its cap, then all that was charged.
+    Its next steps are new releases. So everything that was charged, except for the steps before its checkpoint, is
+    beyond the plan. If there is any, and the run may stop early, all that was charged is beyond it, because the new
+    process may go on to the cap.
     """
     steps, charged = charged_until_now(workplace)
     more = beyond(charged, () if steps is None else algorithm.events_until(plan, steps))
@@ -72,19 +73,19 @@ def repeated(workplace: Path, algorithm: Algorithm, plan: Plan) -> tuple[Event, 
 
 
 def ledger_of(folder: Path, settings: Settings, provenance: Mapping[str, Any] | None = None) -> DatasetLedger:
-    """The ledger of a run's data set, by every name that it has, in the ledger's folder.
+    """The ledger of a run's data set, by all names of the data set, in the ledger's folder.
 
-    Without `provenance` (where the records came from) their digest is known from entries alone.
+    Without `provenance` (where the records came from) the digest of the records is known only from earlier entries.
     """
     data, names = settings.data, [settings.dataset]
     where = [f"{option}={data.options[option]}" for option in ("connection", "catalog") if data.options.get(option)]
     if path := data.options.get("path"):
         where.append(f"path={(Path(settings.raw_dir) / str(path)).resolve()}")
-    names += where or [f"source={data.source}"]  # where nothing says which data a source reads, they are its own
+    names += where or [f"source={data.source}"]  # without such options a source reads its own data
     known = provenance or {}
-    # of the records alone, where it is known: with another tokenizer they are the same people's
+    # the digest of the records alone, if it is known: read with another tokenizer, they are still the same people's
     digest = known.get("records_fingerprint", known.get("raw_fingerprint", ""))
-    if len(digest) == DIGEST:  # else a word that many sources share
+    if len(digest) == DIGEST:  # if not, it is a word that many sources share
         names.append(f"digest={digest}")
     if settings.privacy.ledger:
         names.append(f"ledger={settings.privacy.ledger}")
@@ -92,14 +93,15 @@ def ledger_of(folder: Path, settings: Settings, provenance: Mapping[str, Any] | 
 
 
 def unit_in_ledger(unit: str, source_name: str, options: Mapping[str, Any]) -> str:
-    """What entries call whom a run of this `privacy.unit` protects: `record`, or the source's own word for a unit.
+    """The name in entries of what a run with this `privacy.unit` protects: `record`, or the source's word for a unit.
 
-    Of a finished run its statement and its model's card say these three: a later command may leave the settings out.
+    For a finished run, its statement and its model's card have the three arguments: a later command may leave the
+    settings out.
     """
     if unit in record_words():
         return "record"
     word = source(source_name, options).words()[1] if unit == "unit" else unit
-    return f"column {word}" if word == "record" else word  # what each row is, where nobody declares a unit
+    return f"column {word}" if word == "record" else word  # "record" alone means a single row
 
 
 def enter(
@@ -115,18 +117,23 @@ def enter(
 ) -> str:
     """Enter a run's releases, and the figures that it will release, in the data set's ledger; returns the run's name.
 
-    A run that is continued is entered already, if it will be charged what was entered then; else it is entered anew.
-    Names that its data have got since are entered, too, or a later run on these would not know of it.
+    A run that is continued is entered already if it will be charged what was entered then. Otherwise it is entered
+    anew. Names that its data set has got since then are entered, too, because a later run under these names would not
+    know of it.
 
     Args:
-        folder: of the ledger.
-        workplace: of the run, where a run that is continued finds its name.
+        folder: the ledger's.
+        workplace: the run's, where a run that is continued finds its name.
+        settings: the run's.
+        provenance: where its records came from.
         membership: how the training part was drawn.
         releases: by (what, part), what each is charged.
-        run: its name, once it has trained: what the file has lost since is entered again, as no limit undoes it.
+        algorithm: its name.
+        run: the run's name, once it has trained. Entries that the file has lost since are entered again, without a
+            limit, because what has happened cannot be undone.
 
     Raises:
-        EquidpError: `privacy.total_epsilon` would be passed.
+        EquidpError: if `privacy.total_epsilon` would be exceeded.
     """
     ledger, place = ledger_of(folder, settings, provenance), workplace / CHARGED
     privacy = settings.privacy
@@ -144,18 +151,18 @@ def enter(
     begun: list[str] = []
     here = [settings.dataset, settings.seed, settings.run_label]
     kept = json.loads(place.read_text(encoding="utf-8")) if settings.resume and place.is_file() else {}
-    if kept.get("of", here) == here:  # one that was copied there goes on beside the first, and both train what is left
+    if kept.get("of", here) == here:  # a copied workplace is a run of its own: it and the first one both train the rest
         begun, before = kept.get("runs", []), ledger.entries()
         for known in begun:
             mine, asked = [entry for entry in before if entry.run == known], entries(known)
-            if mine[: len(asked)] != asked:  # of other settings: it was charged for something else
+            if mine[: len(asked)] != asked:  # entered with other settings: it was charged for something else
                 continue
             if not set(ledger.names) <= {name for entry in mine for name in entry.data}:
                 named = Entry(known, NAMES, algorithm, split="", part="", unit="", secure=False)
                 ledger.charge([named], delta=privacy.delta)
             return known
     run = secrets.token_hex(8)
-    with replacing(place) as part:  # before the entry: a crash between the two enters the run anew, and never less
+    with replacing(place) as part:  # before the entry: after a crash between the two, the run is entered anew
         part.write_text(json.dumps({"runs": [*begun, run], "of": here}), encoding="utf-8")
     ledger.charge(entries(run), delta=privacy.delta, limit=privacy.total_epsilon)
     return run
@@ -182,11 +189,12 @@ def _entries(
 
 
 def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event]) -> None:
-    """Enter all that a continued training is charged beyond its plan, as far as it is not entered; no limit undoes what
-    has happened.
+    """Enter all that a continued training is charged beyond its plan, if it is not entered yet.
 
-    Where the best of several trials is released, each of them may have been charged so much: the entry is then one of
-    all its events, in the place of the first (`dataset_ledger`).
+    No limit applies, because what has happened cannot be undone.
+
+    Where the best of several trials is released, each of them may have been charged as much. The new entry then has all
+    events of a trial, and takes the place of the first one (`dataset_ledger`).
     """
     entries = DatasetLedger(folder, settings.dataset).entries()
     own = [entry for entry in entries if entry.run == run and entry.part == "train"]
@@ -206,12 +214,12 @@ def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event]
 
 
 def _split(membership: Membership | None, settings: Settings, run: str, raw: str, *, held: bool) -> str:
-    """A name for the split: of one name only where the parts are the same function of each record.
+    """Return a name for the split; two splits have one name only if their parts are the same function of each record.
 
-    Its digest is of the source and its options, too, in their order: a record's identity is made of what these read.
-    It is of the raw data, and of the code that reads them, too, where that identity is not a declared id, or where they
-    give the test part: a person whose row was changed since, or is read otherwise, may be in another part than before.
-    A declared id is read otherwise only where `SPELLING` says so.
+    The name has a digest of the source and its options, in their order, because a record's identity is made of what
+    these read. The digest covers the raw data as well, and the code that reads them, if that identity is not a declared
+    id, or if the data give the test part: a person whose row has changed, or is read in another way, may then be in
+    another part than before. How a declared id is read changes only with `SPELLING`.
     """
     how, data = "given" if membership is None else membership.how, settings.data
     if how not in ("hash", "provider"):

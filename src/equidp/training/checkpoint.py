@@ -1,14 +1,14 @@
-"""Checkpoints: a training run that is killed at any moment continues, and owes for everything it may have shown.
+"""Checkpoints: a training run that is killed at any moment can continue, and owes for everything it may have shown.
 
 A checkpoint is one safetensors file: tensors as such, everything else as JSON in its metadata, with a digest over both.
-It is written beside its final name, made durable, and then renamed over the old one, so that at every moment one whole
-checkpoint is there. Nothing is ever unpickled. The digest finds damage and careless edits; whoever can write the folder
-can forge a checkpoint, so the folder deserves the protection of the data.
+It is written under another name, made durable, and then renamed over the old one, so that at every moment one whole
+checkpoint is there. Nothing is ever unpickled. The digest finds damage and careless edits. Whoever can write the folder
+can forge a checkpoint, so protect the folder like the data.
 
 The file is as private as the run: it holds the model after *some* step (covered by the ledger), but also the state of
 seeded generators, which predicts the noise. Keep it until the run has finished, and do not publish it.
 
-What a resumed run is charged is told in `journal`.
+`journal` says what a resumed run is charged.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ CPUINFO = Path("/proc/cpuinfo")
 PROCESSOR_FACTS = {"vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags"} | {
     "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"
 }  # fmt: skip
-"""Linux's words for what does not change from one core, or one moment, to the next: x86's and ARM's."""
+"""Names that Linux gives, on x86 and on ARM, to facts of a processor that are the same for all cores at all times."""
 
 KERNEL_SETTINGS = ("ATEN_", "BLIS_", "CUBLAS_", "CUDNN_", "DISABLE_ADDMM_", "DNNL_", "GLIBC_TUNABLES", "KMP_", "MKL_",
                    "NPY_", "NVIDIA_TF32", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH_", "VECLIB_")  # fmt: skip
-"""Beginnings of the environment variables by which libraries choose their kernels; the C library its exponentials."""
+"""Beginnings of the environment variables by which libraries choose their kernels, and the C library its functions."""
 
 Row = dict[str, float]
 
 
 class Resumable(Protocol):
-    """What is kept of a trainer: everything that its next step depends on, as tensors and plain values."""
+    """A trainer that can be saved: its state is all that its next step depends on, in tensors and plain values."""
 
     plan: Plan
     steps_done: int
@@ -90,10 +90,15 @@ class StoppedError(EquidpError):
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint as read from disk: the trainer's state, rows of the finished epochs, events of the steps done.
+    """A checkpoint as read from disk.
 
-    `ahead`: events charged for steps that were still to be repeated. `journal_lines`: the journal's length when it was
-    taken. `life`: what the randomness of the process depended on.
+    Attributes:
+        state: the trainer's.
+        history: rows of the finished epochs.
+        done: events of the steps done.
+        ahead: events charged for steps that were still to be repeated.
+        journal_lines: how many lines the journal had.
+        life: what the random numbers and the rounding of the process depended on (`life_of`).
     """
 
     state: dict[str, Any]
@@ -113,13 +118,13 @@ class Checkpointer:
         keeper.close()
 
     Args:
-        folder: of this run alone.
+        folder: a folder for this run alone.
         settings: everything that the run depends on; a checkpoint of other settings is refused.
         resume: continue what is in the folder; otherwise start a new run, whose ledger starts empty.
         every_epochs: how often to save; None: only when asked to stop by Ctrl-C or SIGTERM.
         block: steps charged ahead, see `journal`.
         code: names the code that trains: steps done again by other code are new releases.
-        repeating: whether the same code rounds a step done again as before; else they are new releases too.
+        repeating: whether the same code rounds a step done again as before; if not, it is a new release too.
 
     Raises:
         EquidpError: for a checkpoint that is damaged or of other settings, or a folder that cannot be written.
@@ -150,19 +155,19 @@ class Checkpointer:
         self.found = self.saved is not None or self._journal.lives > 0
         """Whether the folder held a run to go on with."""
         self.abandoned = self._journal.abandoned
-        """Where the journal of a run that the folder held was put, if this one does not go on with it."""
+        """Where the journal of an older run in the folder was put, if this run does not go on with it; else None."""
         self._ledger: Ledger | None = None
         self._life = ""
         self.renewed = 0
-        """Where steps done again are charged again: the number of the life whose streams they are drawn from."""
+        """The number of this life, if steps done again are charged again and drawn from its own streams; else 0."""
         self._history: list[Row] = [] if self.saved is None else list(self.saved.history)
         self._signal: int | None = None
 
     def ledger(self, random: RandomSource, others: Sequence[str] = ()) -> JournaledLedger:
-        """The ledger to train with: everything owed so far, and a journal for what comes.
+        """The ledger to train with: it holds everything owed so far, and writes what comes to the journal.
 
         Args:
-            random: the streams that the run will draw from; tells whether repeated steps are new releases.
+            random: the streams that the run will draw from; they tell whether repeated steps are new releases.
             others: `life_of` of the other processes that train with this one.
         """
         self._life = ", ".join(filter(None, (life_of(random), self._code, *others)))
@@ -170,7 +175,7 @@ class Checkpointer:
         spent = self.saved.done if self.saved else ()
         owed = self._journal.charged_since(line, self.saved.ahead if self.saved else ())
         lives = self._journal.lives_since(line) | ({self.saved.life} if self.saved else set())
-        first = not lives  # no step can have been done before: none is done again
+        first = not lives  # no step has been done before, so none is done again
         self._journal.begin(self._life)
         if first or (self._repeating and repeats(random) and lives <= {self._life}):
             ledger = JournaledLedger(self._journal, spent, ahead=owed)
@@ -182,7 +187,7 @@ class Checkpointer:
         return ledger
 
     def train(self, trainer: Resumable, on_epoch: EpochCallback | None = None, *, progress: bool = True) -> list[Row]:
-        """Restore, train what remains, saving on the way; returns the rows of all epochs.
+        """Restore the state, train what remains, and save on the way; returns the rows of all epochs.
 
         Raises:
             StoppedError: after Ctrl-C or SIGTERM, once the step is finished and a checkpoint written.
@@ -200,12 +205,12 @@ class Checkpointer:
             return extra
 
         def after_step() -> None:
-            if trainer.steps_done not in ends:  # at an epoch's end its row is wanted first
+            if trainer.steps_done not in ends:  # at an epoch's end `after_epoch` stops, once its row is there
                 self._stop_if_asked(trainer)
 
         with self._signals():
             trainer.train(after_epoch, on_step=after_step, progress=progress)
-            self._stop_if_asked(trainer)  # after the last step: it stops what would follow
+            self._stop_if_asked(trainer)  # after the last step this stops what would follow the training
         if isinstance(self._ledger, JournaledLedger):
             self._ledger.finish()
         return self._history
@@ -229,7 +234,7 @@ class Checkpointer:
         write_checkpoint(self.path, content, self.settings)
 
     def close(self) -> None:
-        """Let go of the folder and leave everything in it."""
+        """Release the folder, and leave everything in it."""
         self._journal.close()
 
     def _open(self, resume: bool) -> Saved | None:
@@ -266,9 +271,10 @@ class Checkpointer:
 def repeats(random: RandomSource) -> bool:
     """Whether a step done again gives the very same values: seeded streams, and arithmetic in a fixed order.
 
-    Off the CPU sums may be formed in any order unless PyTorch is told otherwise; then the answer is no, to be safe. So
-    it is where cuDNN chooses its kernels by the clock, where several GPUs add up (in an order that NCCL takes from how
-    they are connected), and in a thread: what trains beside it draws from the same generator of torch's (dropout).
+    On a GPU sums may be formed in any order unless PyTorch is told otherwise, so the answer is no, to be safe. It is no
+    as well where cuDNN chooses its kernels by their measured time, and where several GPUs add up, in an order that NCCL
+    takes from how they are connected. And it is no in any thread but the main one: another training in the process
+    draws from the same generator of torch's (dropout).
     """
     on_cpu = getattr(random, "device", torch.device("cpu")).type == "cpu"
     strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
@@ -278,24 +284,24 @@ def repeats(random: RandomSource) -> bool:
 
 
 def life_of(random: RandomSource) -> str:
-    """What must be equal for two processes to draw and to compute the same: a line for the journal."""
+    """Return a line for the journal with all that must be equal for two processes to draw and compute the same."""
     if not random.repeatable:
         return "secure"
     device = getattr(random, "device", torch.device("cpu"))
-    # libraries choose their kernels, which round differently, by the processor and by what they are told
+    # by the processor and by settings, libraries choose their kernels, which round differently
     on_cpu = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, processor {processor()}"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
     facts: dict[str, object] = {name: v for name, v in os.environ.items() if name.startswith(KERNEL_SETTINGS)}
     cuda, mkldnn, cudnn = (cast(Any, getattr(torch.backends, name)) for name in ("cuda", "mkldnn", "cudnn"))
     kinds = (cuda.matmul, mkldnn.matmul, mkldnn.conv)
-    facts["products"] = [kind.fp32_precision.replace("none", "ieee") for kind in kinds]  # what none comes to
+    facts["products"] = [kind.fp32_precision.replace("none", "ieee") for kind in kinds]  # none means ieee
     facts["deterministic"] = torch.are_deterministic_algorithms_enabled()
     facts["mkldnn"] = torch.backends.mkldnn.enabled
-    facts["flushed"] = bool(torch.tensor(1e-40) * 1.0 == 0)  # denormal numbers; torch tells nobody otherwise
+    facts["flushed"] = bool(torch.tensor(1e-40) * 1.0 == 0)  # denormal numbers; torch has no way to ask
     if device.type == "cuda":
         facts["cudnn"] = [cudnn.enabled, cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.version()]
         facts["cuda"] = [torch.version.cuda, driver_version(), fused.version(device)]
-    # whose exponentials and logarithms schedules and kernels take; where it is not known (macOS, Windows), the system's
+    # the C library, whose exponentials and logarithms are used; on macOS and Windows the system's version stands for it
     facts["libc"] = "-".join(filter(None, platform.libc_ver())) or platform.version()
     thread = "" if alone() else ", in a thread"
     return f"seeded, torch {torch.__version__}, {device.type}, {name}, told {_short(facts)}{thread}"
@@ -303,7 +309,7 @@ def life_of(random: RandomSource) -> str:
 
 @cache
 def processor() -> str:
-    """A digest of the processor's make, stepping and instructions; of the machine's name where none are told."""
+    """A digest of the processor's make, stepping and instructions; of the machine's name where these are not told."""
     try:
         lines = CPUINFO.read_text(errors="replace").splitlines()
     except OSError:
@@ -330,10 +336,10 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], settings: Mapping[s
 
 
 def charged_until_now(folder: Path) -> tuple[int | None, tuple[Event, ...]]:
-    """Of an interrupted run: the steps done at its checkpoint, None without one, and everything that it was charged.
+    """Return an interrupted run's steps at its checkpoint, None without one; and everything that it was charged.
 
     Raises:
-        EquidpError: if a file is damaged, or the run is at work.
+        EquidpError: if a file is damaged, or the run is still going on.
     """
     path, kept = folder / CHECKPOINT_FILE, folder / JOURNAL_FILE
     if not kept.is_file():
@@ -350,7 +356,7 @@ def charged_until_now(folder: Path) -> tuple[int | None, tuple[Event, ...]]:
 
 
 def read_checkpoint(path: Path, settings: Mapping[str, Any] | None) -> Saved:
-    """Read and verify; `settings` None compares none.
+    """Read and verify a checkpoint; with `settings` None no settings are compared.
 
     Raises:
         EquidpError: if it is truncated, altered, unreadable, or of other settings (which are named).
@@ -375,7 +381,7 @@ def _read_verified(path: Path) -> tuple[str, dict[str, Tensor]]:
     try:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            # copies: what safetensors gives is the file itself, which Windows does not replace while it is mapped
+            # copies: safetensors gives tensors in the mapped file, which Windows does not replace while it is mapped
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, safetensors.SafetensorError) as error:
         raise EquidpError(f"{path} is no checkpoint, or is truncated ({error}). {remedy}") from error
@@ -392,7 +398,7 @@ def _digest(body: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
-    """JSON for a nested value; its tensors go into `tensors` under the names that stand in their place."""
+    """Return JSON for a nested value; its tensors go into `tensors`, and their names take their place."""
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().contiguous().clone()

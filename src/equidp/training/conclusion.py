@@ -24,7 +24,7 @@ from equidp.training.preparation import Prepared, named_columns
 from equidp.training.statement import privacy_statement
 
 HISTOGRAM = "released_histogram.json"
-"""A run's figures with noise as they were first drawn, kept beside its checkpoints until all results are written."""
+"""File with a run's noised figures as they were first drawn, beside its checkpoints until all results are written."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Trained:
 
 
 def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained:
-    """Weights, history and statement of a finished training."""
+    """Return weights, history and statement of a finished training."""
     trainer, algorithm = prepared.trainer, prepared.trainer.algorithm
     if trainer.sampling.exhausted and trainer.steps_done < trainer.plan.steps:
         logger.warning(
@@ -74,9 +74,9 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
 
 
 def _epsilon_path(trainer: Trainer, statement: Mapping[str, Any], history: pd.DataFrame) -> Sequence[float]:
-    """ε after every epoch: the plan's, or what the ledger held then where a crash made it charge more.
+    """ε after every epoch: the plan's, or that of the ledger at the time if a crash made it charge more.
 
-    It ends in the statement's, also where the run has stopped early: that it stopped there is an output too.
+    The last value is the statement's ε, also if the run has stopped early: that it stopped there is an output, too.
     """
     if trainer.algorithm.covers(trainer.plan, trainer.outcome().events, trainer.steps_done):
         return [*trainer.algorithm.epsilon_path(trainer.plan)[: len(history) - 1], statement["epsilon"]]
@@ -84,22 +84,23 @@ def _epsilon_path(trainer: Trainer, statement: Mapping[str, Any], history: pd.Da
 
 
 def _ending_in(stated: float, live: pd.Series) -> list[float]:
-    """The live figures, which integer orders bound alone, with the statement's at the end and none above it."""
+    """The live figures, which are bounds by integer orders alone, ending in the stated one, and none above it."""
     return [min(value, stated) for value in live[:-1]] + [stated]
 
 
 def forget(workplace: Path) -> None:
-    """Remove what a run kept to be resumed by: its results are written. It is as sensitive as the training data.
+    """Remove the files by which a run could be resumed, once its results are written.
 
-    Unless another run has begun there since this one trained: the charges in the journal are then that one's.
+    They are as sensitive as the training data. Nothing is removed if another run is at work there, because the charges
+    in the journal are then that run's.
     """
     checkpoint, journal = workplace / CHECKPOINT_FILE, workplace / JOURNAL_FILE
-    windows = sys.platform == "win32"  # it removes no open file, and so none of a run that has begun since
+    windows = sys.platform == "win32"  # Windows removes no open file, and so no journal of a run that has begun since
     with unless_in_use(journal) as free:
         if free:
             remove_kept(checkpoint)
-            for kept in (CHARGED, HISTOGRAM):  # what is left must not look like a charged run
-                remove_kept(workplace / kept)  # half-written figures are others than those that were released
+            for kept in (CHARGED, HISTOGRAM):  # what is left must not look like a run that was charged
+                remove_kept(workplace / kept)  # half-written ones, too: their figures are not those released
             if not windows:
                 journal.unlink(missing_ok=True)
     if free and windows:

@@ -1,4 +1,4 @@
-"""What a checkpoint has to agree with, as digests: the code of others, the records, the initial weights."""
+"""Digests that a checkpoint has to agree with: of code from other packages, of the records, of the initial weights."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from equidp.data.records import Records
 from equidp.system.installed import LIBRARIES
 
 NO_CODE_OF_A_USER = {*sys.stdlib_module_names, "equidp", "pydantic", "torch", *LIBRARIES}
-"""Packages whose classes say nothing of a user's own code."""
+"""Packages whose classes are no code of a user's own."""
 
 
 def code_of_others(kinds: Iterable[type]) -> str:
-    """sha256 of the packages that classes come from besides this one, or of their files; empty where all are its own.
+    """sha256 of the other packages, or module files, that classes come from; empty if there are none.
 
-    An algorithm's parts and a model may be a user's own: what they do decides what a release is, too. They are read
-    each time, as a notebook may load them anew. What was typed into a notebook has no file, and never is as it was.
+    An algorithm's parts and a model may be a user's own code, which then decides what is released. The files are read
+    each time, because a notebook may load them again. Code typed into a notebook has no file: its digest is a new one
+    each time.
     """
     bases = (base.__module__.partition(".")[0] for kind in kinds for base in kind.__mro__)
     contents = [_content(name) or secrets.token_bytes() for name in sorted(set(bases) - NO_CODE_OF_A_USER)]
@@ -30,7 +31,7 @@ def code_of_others(kinds: Iterable[type]) -> str:
 
 
 def _content(package: str) -> bytes:
-    """Of every file of a package, or of the one file of a module; nothing of what was typed into an interpreter."""
+    """The bytes of all Python files of a package, or of a module's file; none for code typed into an interpreter."""
     module = sys.modules.get(package)
     folders = [Path(folder) for folder in getattr(module, "__path__", ())]
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
@@ -40,10 +41,11 @@ def _content(package: str) -> bytes:
 
 
 def fingerprint(records: Records, *, viewed: bool = False) -> str:
-    """sha256 of features, labels, groups and units: a checkpoint of other records is refused.
+    """sha256 of features, labels, groups and units, because a checkpoint of other records is refused.
 
     Args:
-        viewed: and of the identities, which random views of the records are drawn by.
+        records: the records.
+        viewed: take the identities as well, from which random views of the records follow.
     """
     digest = hashlib.sha256()
     others = (records.unit, records.identity if viewed else None)
@@ -54,12 +56,12 @@ def fingerprint(records: Records, *, viewed: bool = False) -> str:
 
 
 def initial_state(network: nn.Module, *, trained: bool = True) -> str:
-    """sha256 of layers, initial weights and buffers: a file of weights is a setting by its content.
+    """sha256 of layers, initial weights and buffers, because the content of a file of weights counts as a setting.
 
-    Without `trained` of trained parameters only what they are: a training may give them other values first.
+    Without `trained`, only names, types and shapes of trained parameters are in it, and not their values.
     """
     digest = hashlib.sha256(str(network).encode())
-    # the standardisation's constants too, and tensors that a layer keeps as none of these
+    # tensors that are neither parameters nor buffers, too: for example the constants of the standardisation
     plain = [
         (f"{path}.{key}", value)
         for path, layer in network.named_modules()

@@ -1,4 +1,4 @@
-"""What trials of a tuning that were interrupted are charged: nothing of it tells which these were, or how many."""
+"""What is charged for interrupted trials of a tuning. It tells neither which trials these were nor how many."""
 
 from __future__ import annotations
 
@@ -22,17 +22,23 @@ def beyond_plan(plan: Plan, settings: Settings, algorithm: str, ledger: Sequence
 
 
 def of_any_trial(more: Iterable[Sequence[Event]], tuning: Tuning, algorithm: str) -> list[Event]:
-    """What a trial was charged beyond its plan, `more` of each, as events of which no trial's costs more.
+    """Return events that cost at least as much as what any single trial was charged beyond its plan.
 
-    Neither their noise and rate nor their number follow from a single trial. These would tell the settings of one that
-    was interrupted: who knows when, and so its number, would learn whether it was the chosen one. And the sum over all
-    trials would tell how many were at work.
+    Neither their noise and rate nor their number follow from a single trial, because these would tell the settings of a
+    trial that was interrupted. Whoever knows when it was interrupted, and so its number, would learn whether it was the
+    chosen one. A sum over all trials would tell how many were at work. An exact choice hides nothing: then all events
+    are returned as they are.
+
+    Args:
+        more: for each trial, what it was charged beyond its plan.
+        tuning: the grid, and the reference.
+        algorithm: its name.
     """
     found = [of for of in more if of]
     if tuning.score_event is None or not found:
         return [event for of in found for event in of]
     each = {merged(of.settings.algorithm(algorithm).events(of.plan)) for of in tuning.points}
-    least: dict[float, float] = {}  # less noise, or a higher rate, costs no less
+    least: dict[float, float] = {}  # the least noise of each rate: less noise never costs less
     for event in (event for of in (*each, *found) for event in of):
         least[event.sampling_rate] = min(event.noise_multiplier, least.get(event.sampling_rate, math.inf))
     costs = {one: divergences([Event(*one)], tuning.plan.trials.orders) for one in least.items()}
@@ -44,7 +50,7 @@ def of_any_trial(more: Iterable[Sequence[Event]], tuning: Tuning, algorithm: str
 
 
 def _of_one_break(point: Point, algorithm: str) -> int:
-    """So many events at most lie between two checkpoints of a trial, with those that are charged ahead."""
+    """The most events between two checkpoints of a trial, with those that are charged ahead."""
     epochs = point.settings.algorithm(algorithm).events_by_epoch(point.plan)
     every = point.settings.operation.checkpoint_every or EVERY
     counts = [sum(event.count for event in epoch) for epoch in epochs]

@@ -1,19 +1,20 @@
 """The journal: events are written to disk before they happen, so that no crash can make the ledger forget one.
 
-One line per charge, each with a check over itself and all lines before it. A charge is made durable (flush, fsync)
+Each charge is a line, with a check over itself and all lines before it. A charge is made durable (flush, fsync)
 *before* the step that it pays for. That takes milliseconds, so a block of equal events is charged ahead. What was
 charged and not used is cancelled when the events change, at a checkpoint and at the end. After a crash in between, the
 whole block stays charged: too much by less than one block, never too little.
 
-After a crash, what a resumed run owes for the steps that it does again depends on whether they are *new releases*:
+A *life* is one process of a run, from its start to its end or crash. After a crash, what a resumed run owes for the
+steps that it does again depends on whether they are *new releases*:
 
 * Seeded randomness on the same device and software, with a fixed order of sums (`checkpoint.repeats`): the generators
-  continue from the checkpoint, so each step done again draws the same batch and the same noise and releases the very
-  same values, which reveals no more than releasing them once. The journal's charges since the checkpoint are kept and
-  *used up* by those steps. They are never taken back, so that a run that stops again before it reaches the point of the
-  crash still owes for what was shown before.
+  continue from the checkpoint, so each step done again draws the same batch and the same noise. It releases the very
+  same values, which reveals no more than releasing them once. The journal's charges since the checkpoint are kept, and
+  *used up* by those steps. They are never taken back: a run that stops again before it reaches the point of the crash
+  still owes for what was shown before.
 * Secure randomness, or another device or software: a step done again is another draw from the mechanism on the same
-  data. Both draws may have been seen (live figures, a copied checkpoint), so both are charged, and seeded streams are
+  data. Both draws may have been seen (live figures, a copied checkpoint), so both are charged. Seeded streams are then
   drawn anew: the same noise on sums that are rounded differently would cancel in their difference.
 """
 
@@ -37,25 +38,25 @@ from equidp.options import dotted
 from equidp.system.files import durable, locked, private, storage_error, sync_folder, write_private
 
 ABANDONED = "-abandoned-"
-"""In the name of a journal that a run left behind where another began anew; it stays, and nothing is resumed by it."""
+"""Part of the name of an older run's journal that was put aside when another run began anew in its folder. The file is
+kept, but no run resumes from it."""
 
 BLOCK, SHARE = 64, 8
-"""Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash. Of a run of few
-steps a block is at most one in so many, or a crash would cost more than the run.
-"""
+"""`BLOCK` steps are charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash. In a
+run of few steps a block is at most one `SHARE`-th of them, because a crash would otherwise cost more than the run."""
 
 SHOWN_DIFFERENCES = 6
-"""So many differing settings are named in a refusal."""
+"""The most differing settings that a refusal names."""
 
 DIGEST = re.compile(r"'[0-9a-f]{64}'")
-"""How a setting looks that is some content's sha256."""
+"""The form of a setting that is the sha256 of some content."""
 
 CHECK_LENGTH = 16
 """Hexadecimal digits of a line's check."""
 
 
 class OtherSettingsError(EquidpError):
-    """What a folder holds was begun with other settings; `differing` says which, in words."""
+    """The run in a folder was begun with other settings; `differing` says which, in words."""
 
     def __init__(self, message: str, differing: str) -> None:
         super().__init__(message)
@@ -63,19 +64,19 @@ class OtherSettingsError(EquidpError):
 
 
 def block_of(steps: int) -> int:
-    """How many steps a run of so many charges ahead."""
+    """How many steps a run of `steps` steps charges ahead."""
     return max(1, min(BLOCK, steps // SHARE))
 
 
 class Journal:
-    """An append-only file of charges and cancellations; one process at a time.
+    """An append-only file of charges and cancellations, used by one process at a time.
 
     Args:
         path: the file; its folder is created.
         settings: what the first line must say, so that a journal of other settings is not continued; None only reads.
-        fresh: put an older journal aside, under another name because what it charged was spent on these data.
+        fresh: put an older journal aside under another name; it is kept, because what it charged was spent on the data.
         block: how many equal events are charged ahead.
-        code: names the code that trains, as every `life` of a run by it does.
+        code: names the code that trains. The `life` of each process that ran this code has the same name in it.
 
     Raises:
         EquidpError: if the file is damaged, of other settings, in use, or cannot be written.
@@ -92,7 +93,7 @@ class Journal:
     ) -> None:
         self.path, self.block, self._code = path, block, code
         self.abandoned: Path | None = None
-        """Where an older journal, with charges, was put aside."""
+        """Where an older journal was put aside; None if there was none."""
         self._credit: Event | None = None
         self._check = ""
         try:
@@ -112,12 +113,12 @@ class Journal:
 
     @property
     def lines(self) -> int:
-        """Lines written so far: the position that a checkpoint remembers."""
+        """How many lines the journal has: the position that a checkpoint remembers."""
         return len(self._entries)
 
     @property
     def lives(self) -> int:
-        """How many processes have begun."""
+        """How many processes of the run have begun."""
         return sum("life" in entry for entry in self._entries)
 
     def charge(self, event: Event) -> None:
@@ -143,7 +144,7 @@ class Journal:
             self._write({"cancel": event.to_dict()})
 
     def begin(self, life: str) -> None:
-        """Note that a process starts, and where it runs: `life` names what its randomness depends on."""
+        """Note that a process starts; `life` names what its random numbers and its rounding depend on."""
         self._write({"life": life})
 
     def lives_since(self, line: int) -> set[str]:
@@ -155,10 +156,10 @@ class Journal:
 
         Args:
             line: the position that a checkpoint remembers.
-            carried: charges from before that position which are not used up.
+            carried: charges from before that position that are not used up.
 
         Raises:
-            EquidpError: if the journal is shorter than that: then it is not the one the checkpoint was taken with.
+            EquidpError: if the journal has fewer lines: then it is not the journal of the checkpoint.
         """
         if line > len(self._entries):
             raise EquidpError(
@@ -175,12 +176,12 @@ class Journal:
 
     def close(self) -> None:
         """Release the file."""
-        # a line that the disk refused was told by then, in a sentence; Python would try it once more, and say so alone
+        # A line that the disk refused was reported when it was written. Python would try it once more, and raise again.
         with contextlib.suppress(OSError):
             self._file.close()
 
     def _lock(self) -> None:
-        # removed between opening and locking, by the run that it belonged to: charges would go with it
+        # the run that it belonged to may have removed the file before the lock: charges written to it would be lost
         if not locked(self._file) or not _is_file_of(self.path, self._file):
             raise EquidpError(
                 f"{self.path} is in use by another run of the same settings: wait for it, or give this one a run_label."
@@ -270,10 +271,11 @@ class JournaledLedger(Ledger):
         super().append(event)
 
     def _leave_behind(self) -> None:
-        """Another event than the next one that is charged ahead.
+        """Settle what is charged ahead, because the event is another one than the next of these.
 
-        An identical life before this one went the same way, so what is left of its last block was never used. More than
-        that cannot be left by an identical life: then this is none, and what was charged stays charged.
+        If the earlier life was identical, its events were those of this life, so what is left of its last block was
+        never used, and is cancelled. An identical life leaves less than one block. If more is left, the earlier life
+        was not identical, and all that it charged stays charged.
         """
         unused = len(self._ahead) == 1 and self._ahead[0].count < self.journal.block
         if unused:
@@ -284,7 +286,7 @@ class JournaledLedger(Ledger):
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Everything charged: the steps done, and those that a crashed run may have done beyond them."""
+        """Everything charged: for the steps done, and for those that a crashed run may have done beyond them."""
         return merged((*self._events, *self._ahead))
 
     @property
@@ -298,7 +300,7 @@ class JournaledLedger(Ledger):
         return tuple(self._ahead)
 
     def finish(self) -> None:
-        """Call when the last step is done: charges ahead of it cannot have happened, in this life or an earlier one."""
+        """Cancel charges ahead; call when the last step is done. No life can have taken steps after the last one."""
         self.journal.settle()
         self.journal.cancel(self._ahead)
         self._ahead = []
@@ -306,7 +308,7 @@ class JournaledLedger(Ledger):
 
 @contextlib.contextmanager
 def unless_in_use(path: Path) -> Iterator[bool]:
-    """Whether no run is at work with the journal `path`; none begins before the block ends."""
+    """Yield whether no run uses the journal `path`. If the file is free, no run can begin before the context ends."""
     if not path.exists():
         yield True
         return
@@ -315,7 +317,7 @@ def unless_in_use(path: Path) -> Iterator[bool]:
 
 
 def _is_file_of(path: Path, file: IO[bytes]) -> bool:
-    """Whether an open file is still what its name leads to."""
+    """Whether `path` still names this open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -325,9 +327,9 @@ def _is_file_of(path: Path, file: IO[bytes]) -> bool:
 def refuse_other_settings(
     path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any], *, same_code: bool = True
 ) -> None:
-    """Compare the settings that a file was written with to those of now.
+    """Compare the settings that a file was written with to those that are asked for.
 
-    After an upgrade settings may differ that no user has touched; without `same_code` the refusal says so.
+    After an upgrade, settings may differ that no user has touched; without `same_code` the refusal says so.
 
     Raises:
         OtherSettingsError: naming the settings that differ and both their values.
@@ -350,7 +352,7 @@ def refuse_other_settings(
 
 
 def _change(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What became of a setting. Not of a digest: that of the records would tell, in a log, who is among them."""
+    """Say how a setting has changed. A digest is not shown: in a log, that of the records would tell who is in them."""
     values = [repr(some.get(key, "not set")) for some in (before, now)]
     if any(DIGEST.fullmatch(value) for value in values):
         return f"{key} was another, by its digest"
@@ -366,7 +368,11 @@ def _times(event: Event, count: int) -> Event | None:
 
 
 def _take_back(charged: list[Event], cancelled: Event) -> None:
-    """Remove the newest charges equal to `cancelled`; more than was charged is a fault of the file."""
+    """Remove the newest charges of the event `cancelled`.
+
+    Raises:
+        EquidpError: for more than was charged; then the file is at fault.
+    """
     left = cancelled.count
     for index in range(len(charged) - 1, -1, -1):
         if left and _same(charged[index], cancelled):

@@ -29,8 +29,8 @@ def loss_of(training: TrainingSettings, train: Records, device: torch.device) ->
     """The loss of each record on its own, by the task of the data.
 
     Raises:
-        EquidpError: the task has no such loss, there is not one weight for each class, or weights are to follow sizes
-            of classes that nobody has declared.
+        EquidpError: if the task has no such loss, if there is not one weight for each class, or if weights shall follow
+            sizes of classes that are not declared.
     """
     task = task_of(train.schema)
     return task.loss(
@@ -42,11 +42,13 @@ def loss_of(training: TrainingSettings, train: Records, device: torch.device) ->
 
 
 def class_weights(training: TrainingSettings, train: Records) -> tuple[float, ...] | None:
-    """Weights of the classes in the loss. Balanced ones are 1 for the rarest class, and for each other as much less as
-    it has more records, by declared sizes alone.
+    """Weights of the classes in the loss.
+
+    Balanced ones are 1 for the rarest class. For another class with m times as many records it is 1/m. Only declared
+    sizes count.
 
     Raises:
-        EquidpError: balanced ones are asked for, and there are no such sizes.
+        EquidpError: if balanced ones are asked for, and there are no such sizes.
     """
     if training.class_weights != "balanced":
         return training.class_weights
@@ -61,10 +63,10 @@ def class_weights(training: TrainingSettings, train: Records) -> tuple[float, ..
 
 
 def augmentation(training: TrainingSettings, schema: Schema, seed: int) -> Augmentation | None:
-    """How the run augments its records; None where it does not.
+    """How the run augments its records; None if it does not.
 
     Raises:
-        EquidpError: where there are no views of such data.
+        EquidpError: if there are no such views of these data.
     """
     if not training.augmentations:
         return None
@@ -89,7 +91,7 @@ def augmentation(training: TrainingSettings, schema: Schema, seed: int) -> Augme
 
 
 def imposed(model: ModelSettings, algorithm: Algorithm, schema: Schema) -> ModelSettings:
-    """The run's model, with what the algorithm imposes on it: options, or another head for features of its own."""
+    """The run's model with what the algorithm imposes: options, or its own model for features computed of images."""
     if algorithm.model and schema.kind == "image" and not is_raw_image(schema):
         model = ModelSettings(name=algorithm.model)
     return model.model_copy(update={"options": {**model.options, **algorithm.model_options}})
@@ -102,7 +104,8 @@ def make_model(schema: Schema, model: ModelSettings, algorithm: Algorithm, seed:
 
 
 NUMBERS_AT_ONCE = 1 << 24
-"""Of features in one forward pass: 111 images of 3 × 224², for which a ResNet-50 needs up to 5 GB beside a step's."""
+"""The most numbers of features in one forward pass: those of 111 images of 3 × 224². A ResNet-50 needs up to 5 GB for
+these, besides a step's memory."""
 
 
 def scored_at_once(network: nn.Module, features: Tensor) -> int:
@@ -115,12 +118,15 @@ def scored_at_once(network: nn.Module, features: Tensor) -> int:
 def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, *, alike: bool = False) -> Tensor:
     """Predictions `[n, outputs]` on the CPU, by the schema's task, scored in batches; else class probabilities.
 
-    The network is in evaluation mode meanwhile; every layer's own mode comes back.
+    The network is in evaluation mode meanwhile. Every layer gets its own mode back.
 
     Args:
-        alike: every pass has the same number of rows, whole blocks, those at the end of nobody. Libraries choose a
-            kernel by it, and by a row's place beside such blocks, and two round differently: else one record less could
-            move others' scores across the edge of a bin.
+        network: the model.
+        features: `[n, …]`.
+        schema: of the records; None for class probabilities.
+        alike: give every pass the same number of rows, in whole blocks; rows at the end may stand for no record. By
+            this number, and by a row's place in or beside such blocks, libraries choose a kernel, and two kernels round
+            differently. Otherwise one record less could move the scores of others across the edge of a bin.
 
     Raises:
         EquidpError: for a network that keeps something of the records that it scores.
@@ -145,11 +151,11 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, 
 
 
 _HELD: list[tuple[weakref.ref[Tensor], Tensor]] = []
-"""The features that were scored last, and where they are on a GPU."""
+"""The features that were scored last, and their copy on a GPU."""
 
 
 def _resident(features: Tensor, device: torch.device) -> Tensor:
-    """Features on a GPU, where they stay from one scoring to the next, if an eighth of the free memory holds them."""
+    """Features on a GPU, if they fit into an eighth of its free memory; they stay there until others are scored."""
     if device.type != "cuda" or features.device == device:
         return features
     if _HELD and (_HELD[0][0]() is not features or _HELD[0][1].device != device):

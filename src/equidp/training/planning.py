@@ -19,13 +19,13 @@ from equidp.training.promises import refuse_broken_promises
 def large_delta(
     algorithm: str, plan: Plan, settings: Settings, membership: Membership | None, *, tuned: bool = False
 ) -> str:
-    """A sentence on a δ that publishing one record outright would meet, of the training or of figures; empty if none.
+    """Return a sentence on a δ so large that publishing one record outright would meet it; empty if there is none.
 
-    How many records are evaluated is not public where figures of them have an ε. N stands for it, or what N and the
-    share held out let one expect where that is more.
+    The δ of the training and of figures are judged. How many records are evaluated is not public if figures of them
+    have an ε. N stands for this number, or the number that N and the share held out let one expect, if that is more.
 
     Args:
-        tuned: whether a validation part that was held back besides has an ε of its own.
+        tuned: whether a validation part, held back as well, has an ε of its own.
     """
     privacy, data = settings.privacy, settings.data
     stays = 1 - data.test_fraction
@@ -58,18 +58,20 @@ def plan_run(
     training: TrainingSettings,
     classes: int = 0,
 ) -> Plan:
-    """Fix the run's public facts, solving for the noise where a target ε is given.
+    """Fix the run's public facts; if a target ε is given, solve for the noise.
 
     Args:
         algorithm: the combination of parts.
         units: declared number of privacy units in the training part.
         groups: K of the partition used in training.
-        classes: how many, where the partition is of classes within groups.
+        privacy: the run's settings of privacy.
+        training: the run's settings of training.
+        classes: how many classes there are, if the partition is of classes within groups.
 
     Raises:
-        EquidpError: where the target cannot be met, the batch exceeds the data, an optimiser or average is asked for
-            beside the algorithm's own, a part does not do what it promises, test records would decide in a run that
-            protects them or goes out, or settings are given in place of the algorithm they build.
+        EquidpError: if the target cannot be met, if the batch exceeds the data, if an optimiser or average is asked for
+            beside the algorithm's own, if a part does not do what it promises, if test records would decide in a run
+            that protects them or is released, or if settings are given in place of the algorithm that they build.
     """
     if not isinstance(algorithm, Algorithm):
         raise EquidpError(
@@ -97,9 +99,9 @@ def plan_run(
     except EquidpError as error:
         if error.message.startswith(f"{algorithm.name}:"):
             raise
-        # a command may train several, and "this algorithm" could be any of them
+        # a command may train several algorithms: say which one it is
         raise EquidpError(f"{algorithm.name}: {error.message}") from error
-    refuse_broken_promises(algorithm, solved)  # at its noise
+    refuse_broken_promises(algorithm, solved)  # again, at the noise that was found
     return solved
 
 
@@ -118,10 +120,11 @@ def plan_of(algorithm: str, train: Records, settings: Settings) -> Plan:
 
 
 def refuse_test_records(algorithm: Algorithm, privacy: PrivacySettings, training: TrainingSettings) -> None:
-    """Refuse a choice by test records where these are protected or the model is to go out, before anything is charged.
+    """Refuse an acceptance that looks at test records, before anything is charged, where it must not.
 
     Raises:
-        EquidpError: if so, and on several devices, which have no test records.
+        EquidpError: if test records are protected, if the model is to be released, or on several devices, which have no
+            test records.
     """
     if not algorithm.acceptance.on_test:
         return
@@ -133,7 +136,7 @@ def refuse_test_records(algorithm: Algorithm, privacy: PrivacySettings, training
 
 
 def refuse_without_classes(algorithm: Algorithm, task: str) -> None:
-    """Refuse an algorithm that changes the scores of classes where the task is another than classification."""
+    """Refuse an algorithm that changes the scores of classes, if the task is not classification."""
     if algorithm.objective.by_class and task != CLASSIFICATION:
         raise EquidpError(
             f"{algorithm.name} allows for how rare each class is, and is for classification, not for the task {task}: "
@@ -142,8 +145,10 @@ def refuse_without_classes(algorithm: Algorithm, task: str) -> None:
 
 
 def partition(algorithm: Algorithm, grouping: str) -> str:
-    """The grouping that the algorithm is told: this one, or if it changes the scores of classes these, within the other
-    factors of a product if it can tell them apart.
+    """The grouping that the algorithm is told: usually `grouping`.
+
+    An algorithm that changes the scores of classes is told the classes. If it can also tell the other factors of a
+    product with the classes apart (`crossed`), it is told the classes within these.
     """
     if not algorithm.objective.by_class:
         return grouping
@@ -157,22 +162,22 @@ def groups_of(algorithm: Algorithm, records: Records, grouping: str) -> tuple[Te
     """Group ids `[N]` and names of the algorithm's `partition`.
 
     Raises:
-        EquidpError: where it needs classes, and there are none.
+        EquidpError: if it needs classes, and there are none.
     """
     refuse_without_classes(algorithm, records.schema.task)
     return records.grouping(partition(algorithm, grouping))
 
 
 def classes_of(algorithm: Algorithm, records: Records) -> int:
-    """How many classes the plan must tell the algorithm; 0 where it needs to know of none."""
+    """How many classes the plan must tell the algorithm; 0 if the algorithm need not know."""
     return len(records.schema.classes) if algorithm.objective.crossed else 0
 
 
 def units_in(train: Records, privacy: PrivacySettings) -> int:
     """N, the declared number of privacy units in the training part.
 
-    Where each record's own hash says whether it trains, it is the expected number: rates, steps and noise must not tell
-    how many there are. Else it is how many there are, and taken as public.
+    If each record's own hash says whether it trains, N is the expected number, because rates, steps and noise must not
+    tell how many there are. Otherwise it is the actual number, which is taken as public.
     """
     there = Population(train, train.class_ids, by_unit=privacy.by_unit).size
     planned = None if train.membership is None else train.membership.expects(by_unit=privacy.by_unit)

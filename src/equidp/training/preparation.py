@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prepared:
-    """A training that is ready to run: the loop, its keeper, and what the statement will need."""
+    """A training that is ready to run: the loop, what saves its checkpoints, and what the statement will need."""
 
     request: TrainingRequest
     trainer: Trainer
@@ -55,7 +55,7 @@ class Prepared:
     membership: Membership | None = None
 
     def run(self, on_epoch: EpochCallback | None, *, progress: bool) -> list[dict[str, float]]:
-        """Run it to its end; one row per epoch, those before a resumption included."""
+        """Run it to its end; returns one row per epoch, with those before a resumption."""
 
         start = self.trainer.engine.flatten() if not self.trainer.steps_done else None
 
@@ -75,8 +75,9 @@ class Prepared:
 
 
 def refuse_unfit(request: TrainingRequest, train: Records) -> None:
-    """Refuse what no record decides on, before anything is charged: `prepare` would, but then the ledger counts a run
-    that never was.
+    """Refuse, before anything is charged, settings that do not fit, whatever the records are.
+
+    `prepare` would refuse them too. But the data set's ledger would then count a run that never was.
 
     Raises:
         EquidpError: for a device, loss, weights of classes, augmentation, model or precision that does not fit.
@@ -90,10 +91,10 @@ def refuse_unfit(request: TrainingRequest, train: Records) -> None:
 
 
 def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) -> Prepared:
-    """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
+    """Build model, population, streams, ledger and loop; with `peers`, those of one rank among several."""
     request = dataclasses.replace(request, algorithm=request.algorithm.averaged(request.training.average))
     algorithm, plan, privacy, training = request.algorithm, request.plan, request.privacy, request.training
-    if peers is None or peers.first:  # the plan may be of an earlier run, or of none
+    if peers is None or peers.first:  # again: the plan may not come from `plan_run`, where promises are tried
         refuse_broken_promises(algorithm, algorithm.adapt(plan), tell=False)
     device, seed, schema = device_of(training), request.seed, split.train.schema
     loss = loss_of(training, split.train, device)
@@ -117,21 +118,22 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
             "initial_model": initial_state(network),
             "records": fingerprint(split.train, viewed=views is not None),
             "public": fingerprint(public) if algorithm.needs_public or algorithm.acceptance.on_test else None,
-            # what the loss follows from besides the settings
+            # what the loss depends on besides the settings
             "target": (schema.task, *schema.bounds) if schema.bounds else None,
             "class_weights": class_weights(training, split.train),
         }
-        if peers is not None:  # what a checkpoint keeps of each record lies on its rank, which an earlier version chose
+        if peers is not None:  # a checkpoint keeps values of each record on its rank; another version may choose others
             data["ranks"] = "by identity"
-        # what others' code keeps beside `remembered` and buffers is gone after a crash: it would give another sum. And
-        # whether a new recording repeats an old one was not tried on a GPU
+        # Steps done again are new releases in two cases. Code of others may keep values besides `remembered` and
+        # buffers, which are lost in a crash, so sums would differ. And it was not tried on a GPU whether a new
+        # recording repeats an old one.
         code = f"{CODE_DIGEST[:16]}{added[:16]}"
         keeper = _keeper(request, request.workplace, data, at_once, code=code, repeating=not (graphs or added))
     try:
         others: list[str] = []
         if peers is not None:
             refuse_other_code(peers, added)
-            # rank 0 tells the trained weights, and no others: another machine may have another file of these
+            # rank 0 sends the trained weights and no others: another machine may have another file of frozen weights
             peers.refuse_unlike(
                 initial_state(network, trained=False),
                 "has another model than rank 0: layers, frozen weights or buffers differ. Give all machines the same "
@@ -144,8 +146,8 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
         renewed = keeper.renewed if keeper else 0
         if peers is not None and (renewed := peers.object_from_first(renewed)) and not peers.first:
             random.renew(renewed)
-        # of models that draw (dropout): a step done again must repeat, in a secure run nobody may foretell it, and no
-        # rank or life may draw what another does: a record would shift whose masks are alike
+        # For models that draw (dropout): a step done again must draw the same. In a secure run nobody may foretell the
+        # draws. And no rank or life may draw what another does: then one record more would shift which masks are alike.
         stream = f"dropout/life {renewed}" if renewed else "dropout"
         with GLOBAL_RANDOM:
             torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, stream))
@@ -171,15 +173,15 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
         )
         return Prepared(request, trainer, keeper, names, len(split.public), split.train.membership)
     except BaseException:
-        if keeper is not None:  # or its lock would live as long as the error does, which a notebook keeps
+        if keeper is not None:  # otherwise its lock would live as long as the error does, which a notebook keeps
             keeper.close()
         raise
 
 
 def _fitting(request: TrainingRequest, network: nn.Module, train: Records, resident: int) -> tuple[int | None, bool]:
-    """The most records at once, None for the whole batch, and whether steps are recorded as CUDA graphs.
+    """Return the most records at once, None for the whole batch, and whether steps are recorded as CUDA graphs.
 
-    Both are what the user says, or what a GPU's memory holds beside the training data, of so many bytes.
+    Both are what the user sets, or what a GPU's memory allows beside the training data, which take `resident` bytes.
     """
     training, batch_size = request.training, request.plan.batch_size
     views = max(training.augmentations, 1)
@@ -201,12 +203,12 @@ def _keeper(
     code: str,
     repeating: bool,
 ) -> Checkpointer:
-    """What keeps a run in its workplace; `data` are digests of what it begins with, and facts of its loss."""
+    """Make what keeps a run in its workplace; `data` are digests of what the run begins with, and facts of its loss."""
     algorithm, training = request.algorithm, request.training
     asked = {**request.facts(), **data}
-    if not algorithm.private:  # no release: what rounds its sums, or protects others, may differ
+    if not algorithm.private:  # nothing is released, so settings of privacy and what rounds its sums may differ
         asked["privacy"] = {"unit": request.privacy.unit}
-    elif at_once != training.physical_batch_size:  # sums over other chunks round differently
+    elif at_once != training.physical_batch_size:  # sums over chunks of another size round differently
         asked["physical_batch_size"] = at_once
     budgeted = algorithm.sampler.budget(algorithm.adapt(request.plan)) is not None
     keeper = Checkpointer(
@@ -214,7 +216,7 @@ def _keeper(
         asked,
         resume=request.resume,
         every_epochs=request.checkpoint_every,
-        # a budget has no room for steps that were charged and not taken
+        # with a budget nothing is charged ahead: it has no room for steps that were charged and not taken
         block=1 if budgeted else block_of(request.plan.steps),
         code=code,
         repeating=repeating or not algorithm.private,
@@ -232,7 +234,7 @@ def _keeper(
 
 
 def bytes_of(train: Records) -> int:
-    """Bytes of the training part, by the expected number of its records: how many there are must not show."""
+    """Bytes of the training part, by the expected number of its records, because the actual number must not show."""
     columns = [train.features, train.labels, *train.groups.values(), *train.optional.values()]
     expected = None if train.membership is None else train.membership.expects(by_unit=False)
     each = sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
@@ -257,7 +259,7 @@ def _public_part(algorithm: Algorithm, split: Split, privacy: PrivacySettings, t
 
 
 def warn_of_unmoved(trainer: Trainer, start: Tensor) -> None:
-    """Name the trained parameters that are what they were `[d]`, where others are not: something holds them."""
+    """Warn of trained parameters that have not moved since `start`, `[d]`, if others have: something holds them."""
     engine = trainer.engine
     names = {parameter: name for name, parameter in trainer.model.named_parameters()}
     pairs = zip(engine.parameters, engine.passes.views(start), strict=True)
@@ -274,14 +276,14 @@ def warn_of_unmoved(trainer: Trainer, start: Tensor) -> None:
 
 
 def tell_parameters(name: str, network: nn.Module) -> None:
-    """How much of a model is trained: noise has one direction for each of these numbers."""
+    """Log how many of a model's parameters are trained, because each of them gets noise."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
     trained, whole = sum(n for n, chosen in sizes if chosen), sum(n for n, _ in sizes)
     logger.info("%s trains %s of the model's %s parameters.", name, f"{trained:,}", f"{whole:,}")
 
 
 def refuse_other_code(peers: Peers, added: str = "") -> None:
-    """Refuse a rank whose code, installed on another machine, is other: its bounds may not be those that ε is of.
+    """Refuse a rank that runs other code, installed on another machine: its bounds may not be those of ε.
 
     Args:
         added: digest of the packages that add the algorithm or the model.
@@ -297,10 +299,10 @@ def refuse_other_code(peers: Peers, added: str = "") -> None:
 
 
 def device_of(training: TrainingSettings) -> torch.device:
-    """Where a training runs.
+    """Return the device that a training runs on.
 
     Raises:
-        EquidpError: for a device that is not here, or that cannot do what is asked of it.
+        EquidpError: for a device that this machine does not have, or that cannot do what is asked of it.
     """
     if training.devices > 1 and sys.platform == "win32":
         raise EquidpError(
@@ -322,12 +324,12 @@ def device_of(training: TrainingSettings) -> torch.device:
 
 
 def random_source(privacy: PrivacySettings, seed: int, device: torch.device | str = "cpu") -> RandomSource:
-    """The streams of a run: seeded ones, or of a secure run streams without a seed."""
+    """The random streams of a run: seeded ones, or for a secure run streams without a seed."""
     return SecureRandom(device) if privacy.secure else SeededRandom(seed, device)
 
 
 def named_columns(row: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
-    """Group numbers in a history row's column names replaced by the groups' names."""
+    """A history row with the groups' names in the place of their numbers in column names."""
 
     def name(column: str) -> str:
         head, _, tail = column.rpartition("/")

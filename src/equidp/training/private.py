@@ -1,4 +1,4 @@
-"""One call from a network and its examples to a private loop, for code without the registry's models and data sets."""
+"""One call from a network and its examples to a private training loop, without the registry's models and data sets."""
 
 from __future__ import annotations
 
@@ -62,46 +62,46 @@ def make_private(
     physical_batch_size: int | None = None,
     precision: Literal["float32", "bf16"] = "float32",
 ) -> Trainer:
-    """A trainer of this model: `trainer.train()`, or `trainer.run_steps(1)` in a loop of your own.
+    """Make a trainer of this model: call `trainer.train()`, or `trainer.run_steps(1)` in a loop of your own.
 
     The plan, its noise, the Poisson batches, the ledger and the random streams are made to fit each other; ε is
-    `spent(trainer)`. Torch's global generator, from which dropout draws, is seeded anew: where masks can be foretold, a
-    record more shifts those of others. So do not seed it within an epoch.
+    `spent(trainer)`. Torch's global generator, from which dropout draws, is seeded anew. Do not seed it within an
+    epoch: if dropout's masks can be foretold, one record more shifts the known masks of others.
 
     Args:
-        model: any module whose records do not mix; attention and recurrence are rewritten (`rewritten`). Where two
-            trainers train one model, one after the other, what leaves has cost both their ε.
+        model: any module whose records do not mix; attention and recurrence are rewritten (`rewritten`). If two
+            trainers train one model, one after the other, it has cost the ε of both.
         data: the training part. Features may be several tensors: a dict by the names of the model's arguments, or a
-            tuple; `trainer.model` is a `Packed` then, and takes them as they are. A dataset must draw nothing at
-            random: each item is read once. Where `Examples` have units, these are protected; else each row is alone,
-            and a record that is there twice counts twice. How many there are is public.
+            tuple. `trainer.model` is then a `Packed`, which takes them as they are. Each item of a dataset is read
+            once, so it must draw nothing at random. If `Examples` have units, units are protected. Otherwise each row
+            is protected alone, and a record that is there twice counts twice. How many there are is public.
         loss: `(outputs [b, …], labels [b, …]) -> [b]`, the loss of each record.
         algorithm: a registry name with `options`, or an algorithm of your own; a private one, for your model.
-        epsilon: a target, which the noise is solved for; or
+        epsilon: a target, for which the noise is solved; give this or `noise_multiplier`.
         noise_multiplier: σ, the noise.
-        delta: δ; below one over the number of records.
+        delta: δ; must be below one over the number of records.
         epochs: expected passes over the data.
         batch_size: expected units in a batch.
-        learning_rate: of the update, where the algorithm has none of its own.
-        optimizer: a name, or a `Descent`; one of torch's may take its place in `trainer.optimizer`.
+        learning_rate: of the update, if the algorithm has none of its own.
+        optimizer: a name, or a `Descent`; set `trainer.optimizer` to use one of torch's instead.
         average: as `training.average`; `trainer.released_model()` has the averaged weights.
-        classes: number of classes, where labels are `[N]` int64 from 0 on; it must not be taken from the data.
+        classes: number of classes, if labels are `[N]` int64 from 0 on; it must not be taken from the data.
         groups: `[N]` int64 ids from 0 on, and how many groups there are, a number that must not be taken from the data.
-            None: the classes, where their number is given, for algorithms that look at groups. Of a unit's records the
-            first one's counts.
+            None: for algorithms that look at groups the classes, if `classes` is given. A unit is in the group of its
+            first record.
         public: records without any guarantee, for algorithms that need some.
         augmentation: a record's gradient is the mean over its random views (De et al. 2022), before its norm is taken.
-        ledger: of the same run before it was interrupted; None: an empty one.
-        seed: of a run that others may repeat, noise included; None: noise and batches of a cryptographic generator.
+        ledger: the same run's before it was interrupted; None: an empty one.
+        seed: makes a run that others may repeat, noise included. None: noise and batches of a cryptographic generator.
         device: `auto`, `cpu` or `cuda`.
-        physical_batch_size: most units at once, on a CPU without a seed in multiples of 32; None: all, or what a GPU's
-            memory holds.
+        physical_batch_size: most units at once, on a CPU without a seed in multiples of 32; None: all, or as many as a
+            GPU's memory holds.
         precision: `bf16` runs the model under autocast, on a GPU; norms and sums stay in float32.
 
     Raises:
-        EquidpError: as `plan_run` and `Trainer`, for an algorithm that is not private, is of another model or looks at
-            groups or classes that are not given, for a δ that promises nothing, for data or groups of other kinds, and
-            for a setting out of its range.
+        EquidpError: as `plan_run` and `Trainer`; for an algorithm that is not private, that brings a model of the
+            registry, or that looks at groups or classes which are not given; for a δ that is too large, for data or
+            groups of other kinds, and for a setting out of its range.
     """
     privacy = PrivacySettings(
         epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta, secure=seed is None
@@ -119,7 +119,7 @@ def make_private(
     ids, number = _groups(chosen, examples.labels, classes, groups)
     train = examples.to(place)
     population = Population(train, ids.to(place), by_unit=train.unit is not None)
-    _refuse_large(privacy.delta, population.size)  # told before the noise is solved for, which takes seconds
+    _refuse_large(privacy.delta, population.size)  # before the noise is solved for, which takes seconds
     crossed = classes if chosen.objective.crossed else 0
     plan = plan_run(
         chosen, units=population.size, groups=number, classes=crossed, privacy=privacy, training=training
@@ -149,14 +149,14 @@ def make_private(
 
 
 def spent(trainer: Trainer) -> float:
-    """ε of a loop, wherever it stopped: of its whole plan, and of steps that were charged anew after an interruption.
+    """Return ε of a loop, wherever it stopped: of its whole plan, and of steps that were charged again after a break.
 
-    The events of the ledger alone give none where noise or length follow from what was released. Infinite where the
-    algorithm of a `Trainer` is not private.
+    If noise or length follow from what was released, the events of the ledger alone give no ε. Infinite if the
+    trainer's algorithm is not private.
 
     Raises:
-        EquidpError: if the ledger is beyond the budget that ε is of, or holds other events than the plan: of another
-            run, say, or of an algorithm of your own whose noise does not follow from the plan.
+        EquidpError: if the ledger exceeds the budget that ε stands for, or holds other events than the plan; for
+            example those of another run, or of your own algorithm whose noise does not follow from the plan.
     """
     if not trainer.algorithm.private:
         return math.inf
@@ -167,10 +167,12 @@ def statement(trainer: Trainer, *, unit: str | None = None) -> dict[str, Any]:
     """The privacy statement of a loop, as privacy.json has it; `reporting.privacy_report.privacy_report` words it.
 
     Args:
-        unit: what one unit of the examples is called, a patient, say; None: a unit, or a record where there are none.
+        unit: what one unit of the examples is called, for example a patient. None: "unit", or "record" if the examples
+            have no units.
 
     Raises:
-        EquidpError: as `spent`, and for another name than `record` where each record is alone, or for that name else.
+        EquidpError: as `spent`; for another name than `record` if the examples have no units, or for that name if they
+            have.
     """
     alone, plan = trainer.population.of_records, trainer.plan
     name = unit or ("record" if alone else "unit")
@@ -267,7 +269,10 @@ def _refuse_other_uses(algorithm: Algorithm) -> None:
 def _groups(
     algorithm: Algorithm, labels: Tensor, classes: int, groups: tuple[Tensor, int] | None
 ) -> tuple[Tensor, int]:
-    """Ids `[N]` of the groups that this algorithm looks at, and their number: classes within groups if it crosses."""
+    """Ids `[N]` of the groups that this algorithm looks at, and their number.
+
+    If its objective is `crossed`, these are the classes within the groups.
+    """
     needs = algorithm.objective
     if needs.by_class and not classes:
         raise EquidpError(f"{algorithm.name} looks at the classes: give their number, `classes`.")

@@ -1,6 +1,6 @@
-"""What ε is computed from, tried out before training: a part of one's own must not train before its tests are written.
+"""Trials of the promises that ε is computed from, before training, because a user's own part may have no tests.
 
-A few adversarial records at a few public values; the contract tests go through more of both.
+A trial takes a few adversarial records at a few public values. The contract tests go through more of both.
 """
 
 from __future__ import annotations
@@ -38,34 +38,36 @@ from equidp.mechanism.trying import ROUNDING
 logger = logging.getLogger(__name__)
 
 LOOSE = 0.4
-"""Parts of what is charged below which a warning tells: norms far from the bound lie a factor of 2.2 apart."""
+"""A warning tells if no record that was tried moves more than this share of what is charged. It is well below 1 because
+only some norms are tried, and others may move more."""
 
 NORMS = (-20.0, 19.3)
-"""Powers of ten between which norms are tried: the longest finite gradients are of 2e19."""
+"""Powers of ten between which norms are tried: the longest finite gradients have a norm of 2e19."""
 
 MUTABLE = list | set | bytearray | Tensor
-"""What a part could write to although it is frozen."""
+"""Types that a part could write to although it is frozen."""
 
 GROUPS = 4
-"""So many groups are tried, spread over all."""
+"""The most groups that are tried, spread over all."""
 
 CROWD = 64
 """Records of the largest batch that is tried."""
 
 BETWEEN = 16
-"""So many segments of a schedule are tried, and the outermost."""
+"""The most segments of a schedule that are tried, besides the first and those of extreme noise or clip factor."""
 
 
 def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = True) -> None:
     """Try what a schedule, a weight rule and a side release promise.
 
     Args:
-        tell: warn of a bound so large that no record comes near it, where the noise is known.
+        tell: warn of a bound so large that no record comes near it, if the noise is known.
 
     Raises:
-        EquidpError: for a part that has where to keep what it is told, a schedule of other steps than the run's, a
-            weight rule that exceeds its `bound`, a side release whose values have other names, follow from records that
-            it was told of or bound nothing, or one beside which a record moves more than the step is charged for.
+        EquidpError: for a part with a place where it could keep what it is told; for a schedule with another number of
+            steps than the run; for a weight rule that exceeds its `bound`; for a side release whose values have names
+            that it did not declare, follow from records that it was told of, or bound nothing; and for one with which
+            a record moves more than the step is charged for.
     """
     for part in algorithm.parts:
         if name := _keeps(part):
@@ -90,7 +92,7 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = Tru
     known = plan if plan.noise_multiplier else replace(plan, noise_multiplier=10.0)
     for number, segment in enumerate(_unlike(segments)):
         carried, tell = scheduled(public, segment), tell and number == 0 and plan.noise_multiplier > 0
-        if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
+        if rule.reads <= public.keys():  # if not, the sampler gives values in the first epoch
             _refuse_broken_rule(algorithm, rule, carried, tell=tell)
         if side is not None and rule.reads <= public.keys() | side.gives:
             noise = known.noise_multiplier * segment.noise
@@ -100,7 +102,7 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan, *, tell: bool = Tru
 
 
 def _unlike(segments: Sequence[Segment]) -> list[Segment]:
-    """The first segment, and others of other noise and bounds: those of the least and largest, and some between."""
+    """Segments that differ in noise or clip factor: the first, those with the least and largest, and some between."""
     taken = [segment for segment in segments if segment.steps]
     ends = [end(taken, key=attrgetter(of)) for of in ("noise", "clip") for end in (min, max)]
     others = list({(segment.noise, segment.clip): segment for segment in taken}.values())
@@ -111,7 +113,7 @@ def _unlike(segments: Sequence[Segment]) -> list[Segment]:
 def _refuse_unmoved(
     algorithm: Algorithm, side: SideRelease, public: Public, segments: Sequence[Segment], plan: Plan
 ) -> None:
-    """A schedule that moves clip_norm beside a side release that gives one whatever the schedule says."""
+    """Refuse a schedule that moves clip_norm, if the side release gives a clip_norm that does not follow it."""
     moving = next((segment for segment in segments if segment.clip != 1 and segment.steps), None)
     if moving is None:
         return
@@ -185,12 +187,15 @@ def _refuse_broken_side(
 
 
 def _of_batch(side: SideRelease, public: Public, plan: Plan, size: int) -> Tensor:
-    """The statistic of so many records."""
+    """The statistic of `size` records, with norms from `size` down to 0."""
     return side.statistic(torch.linspace(size, 0, size), torch.arange(size) % plan.groups, public, plan)
 
 
 def _keeps(part: Part) -> str:
-    """Where a part could keep what it is told; empty where nowhere. What it sets is refused as it is set."""
+    """Name a place where a part could keep what it is told; empty if there is none.
+
+    Attributes that it sets need no look here: setting one is refused (`Part.__setattr__`).
+    """
     for name in type(part).model_fields:
         if isinstance(getattr(part, name), MUTABLE | dict):
             return name
@@ -202,14 +207,14 @@ def _keeps(part: Part) -> str:
 
 
 def _asked(ask: Callable[[], Tensor], given: Mapping[str, Tensor]) -> tuple[Tensor, str]:
-    """What a part answers, and the name of what it was given and has changed; empty where nothing."""
+    """Return a part's answer, and the name of a given value that it has changed in place; empty if none."""
     before = {name: value.clone() for name, value in given.items()}
     answer = ask()
     return answer, next((name for name, value in given.items() if not torch.equal(value, before[name])), "")
 
 
 def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
-    """What is wrong with a rule's weights, or nothing; and the most that a record adds, in parts of the bound."""
+    """Say what is wrong with a rule's weights, or ""; and the most that a record adds, as a share of the bound."""
     bound, most = float(rule.bound(public)), 0.0
     if not bound > 0:
         return f"has a `bound` of {bound:g}, and must have one above 0", most
@@ -232,7 +237,7 @@ def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
     alone = torch.cat([rule.weights(norm, public) for norm in norms[few].split(1)])
     if not torch.allclose(weights[few], alone, rtol=1e-4, atol=0.0):
         return "weighs a record by the others of its batch, and may look at its own norm and public values alone", most
-    added = weights.double() * norms * (weights > SMALLEST)  # below, float32 has few digits left
+    added = weights.double() * norms * (weights > SMALLEST)  # smaller weights have few digits in float32
     most = float(added.max()) / bound
     if most > 1 + ROUNDING:
         return f"lets a record add {most * bound:.6g}, more than the {bound:.6g} of its `bound`", most
@@ -240,7 +245,7 @@ def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
 
 
 def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
-    """Which values a side release returns under names that it has not declared, or does not, or of other shapes."""
+    """Say which value a side release returns undeclared, declares and does not return, or shapes wrongly; or ""."""
     facts = _first_step(plan)
     every = [side.consequences(value, first, first, facts) for value in _noised(side, first, plan)]
     for name, value in ((name, value) for found in every for made in found for name, value in made.items()):
@@ -264,13 +269,16 @@ def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
 
 
 def _kept(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> str:
-    """What a side release makes of norms that it was told before, wherever it keeps them; empty where nothing is."""
+    """Name the values that a side release makes of norms that it was told before, wherever it keeps them; or "".
+
+    A noised value must have the same consequences, and a step the same charge, whatever batch `statistic` was given.
+    """
     facts = StepFacts(plan, 0, noise, known_sensitivity(rule, first), 1, plan.sampling_rate)
     noised, answers = _noised(side, first, plan)[1], list[dict[str, Tensor]]()
     for size in (0, 1, 2, CROWD):
         norms, groups = torch.linspace(size, 0, size), torch.arange(size) % plan.groups
-        # what is made of a noised value may be drawn, on the CPU: `torch.manual_seed` would reach the GPUs' generators
-        # too, from which a secure run in this process may draw what nobody is to foretell (dropout)
+        # What follows from a noised value may be drawn at random, so the CPU's generator is seeded. `torch.manual_seed`
+        # would seed the GPUs' generators too, from which a secure run in this process may draw dropout.
         with torch.random.fork_rng(devices=[]):
             torch.random.default_generator.manual_seed(0)
             side.statistic(norms, groups, first, plan)
@@ -286,7 +294,7 @@ def _kept(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise:
 
 
 def _broken_values(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> str:
-    """Which value made of a noised statistic bounds nothing: 0, below, or no number; empty where none is found."""
+    """Say which value made of a noised statistic bounds nothing, as it is 0, negative or no number; or ""."""
     norms = torch.logspace(-9, 9, 19)
     for _, value, values in _tried(side, rule, first, plan, noise):
         bounds = rule.bound(values)
@@ -300,9 +308,10 @@ def _broken_values(side: SideRelease, rule: WeightRule, first: Public, plan: Pla
 
 
 def _broken_joint(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> tuple[str, float]:
-    """Which record is found to move both by more than is charged, or nothing; and the most that one moves, in parts.
+    """Say which record moves statistic and gradients by more than is charged, or ""; and the most that one moves.
 
-    A record is put into a batch of others, and what it moves is read off: (w·n/(σ·Δ))² + (h/σ_1)².
+    The most is a share of what is charged. A record is put into a batch of others, and what it moves is read off:
+    (w·n/(σ·Δ))² + (h/σ_1)².
     """
     charged, most = side.joint_noise(rule, plan, noise), 0.0
     for _, every in itertools.groupby(list(_tried(side, rule, first, plan, noise)), key=lambda one: id(one[0])):
@@ -325,7 +334,7 @@ def _broken_joint(side: SideRelease, rule: WeightRule, first: Public, plan: Plan
 
 
 def _tell_of_slack(algorithm: Algorithm, what: str, where: str, most: float) -> None:
-    """Warn of a bound so large that no record comes near it: ε holds, and has more noise than it needs."""
+    """Warn of a bound so large that no record comes near it: ε holds, but there is more noise than it needs."""
     if most < LOOSE:
         logger.warning(
             "%s: no record that was tried moves more than %.2g of what %s is charged for. If none can, there is more "
@@ -340,9 +349,10 @@ def _tell_of_slack(algorithm: Algorithm, what: str, where: str, most: float) -> 
 def _tried(
     side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float
 ) -> Iterator[tuple[Public, Tensor, Public]]:
-    """Carried values, noised statistics, and the public values of a step that both come to.
+    """Carried values, a noised statistic, and the public values of a step that follow from both.
 
-    Values that the side release leads are tried at the start, at a thousandth, a thousandfold, and after some releases.
+    Values that the side release leads (`steers`) are tried at their start, at a thousandth and at a thousand times of
+    it, and after one release of each statistic.
     """
     facts = StepFacts(plan, 0, noise, known_sensitivity(rule, first), 1, plan.sampling_rate)
     led = {name: value for name, value in first.items() if name in side.steers}
@@ -355,17 +365,17 @@ def _tried(
 
 
 def _read(rule: WeightRule, values: Public, groups: Tensor) -> Public:
-    """What a rule is given in a run of groups: a side release may keep values of any shape besides."""
+    """The values that a rule is given in a run. Others are left out: a side release may keep values of any shape."""
     return per_record({name: values[name] for name in (*rule.reads, "scale")}, groups)
 
 
 def _first_step(plan: Plan) -> StepFacts:
-    """Facts of a step whose noise and bound do not matter."""
+    """Facts of the first step, for uses in which its noise and bound do not matter."""
     return StepFacts(plan, 0, 1.0, torch.tensor(1.0), 1, plan.sampling_rate)
 
 
 def _noised(side: SideRelease, first: Public, plan: Plan) -> list[Tensor]:
-    """Statistics that noise may come to: none, ordinary ones, and ones with an entry below 0."""
+    """Noised statistics that may occur: zeros, ordinary values, and values with an entry below 0."""
     size = len(side.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.int64), first, plan))
     return [torch.zeros(size), torch.linspace(3, 1, size), torch.linspace(-5, 40, size)]
 
@@ -375,7 +385,7 @@ def _groups(plan: Plan) -> list[int]:
 
 
 def _norms(side: SideRelease, carried: Public, group: int) -> Tensor:
-    """Norms at and on both sides of all that may decide for a record of that group, and others."""
+    """Norms at, just below and just above every value that may decide for a record of that group; and others."""
     shown = [value for name, value in carried.items() if name not in side.keeps]
     sizes = torch.stack([torch.tensor(1.0), *((v[group] if v.dim() else v).float() for v in shown)])
     shares = [piece.upto for piece in side.added() if piece.upto < math.inf]
@@ -387,7 +397,7 @@ def _norms(side: SideRelease, carried: Public, group: int) -> Tensor:
 def _moved(side: SideRelease, carried: Public, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
     """`[n]` norms, groups, and how far each such record moves the statistic.
 
-    Each is put into a batch of two others; then some, one after another, into one that grows from nobody.
+    Each record is put into a batch of two others. Then some of them are added one by one to a batch that begins empty.
     """
     others, ids = torch.tensor([0.3, 2.0]), torch.tensor([0, plan.groups - 1])
     without, found = side.statistic(others, ids, carried, plan), []

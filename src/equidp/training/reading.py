@@ -1,4 +1,4 @@
-"""Reading: features and labels of code without the registry's data sets, as tensors; each item of a dataset once."""
+"""Reading of features and labels that are not the registry's, as tensors; each item of a dataset is read once."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from equidp.mechanism.sampling import Examples
 Data = Examples | tuple[Tensor | Several, Tensor] | Dataset[tuple[Tensor | Several, Tensor]]
 """Features and labels: as `Examples`, as two tensors, or as a dataset that is read once, from its first item on.
 
-Features may be several tensors, by the names of the model's arguments or in their order.
+Features may be several tensors: by the names of the model's arguments, or in the order of the arguments.
 """
 
 MORE = f" Features may be {SEVERAL}."
 
 READ_AT_ONCE = 1024
-"""Items of a dataset that are joined to tensors together."""
+"""How many items of a dataset are joined to tensors at once."""
 
 READ_TWICE = 32
-"""Items that are read again, to see whether they are the same."""
+"""How many items are read again, to see whether they are the same."""
 
 
 def examples_of(data: Data) -> Examples:
-    """Features and labels, of a dataset too.
+    """Return features and labels as `Examples`, also those of a dataset.
 
     Raises:
-        EquidpError: for what is no such data, and for items that are there more than once or draw at random.
+        EquidpError: for other data, and for items that are there more than once or draw at random.
     """
     if isinstance(data, Examples):
         return data
     if isinstance(data, DataLoader):
         raise EquidpError("Batches are drawn here: give the dataset of the DataLoader, `loader.dataset`.")
-    if type(data) is TensorDataset:  # another kind of it may give its items changed
+    if type(data) is TensorDataset:  # not a subclass, which may change its items
         data = data.tensors  # type: ignore[assignment]
     if isinstance(data, tuple):
         if len(data) != 2:
@@ -78,13 +78,13 @@ def examples_of(data: Data) -> Examples:
     for what, parts in zip(("features", "label"), columns, strict=True):
         _refuse_ragged(what, [part[0] for part in parts])
     features, labels = map(torch.cat, columns)
-    # what are Python's numbers there are float64 now
+    # Python's floats have become float64
     labels = labels.float() if labels.dtype == torch.float64 else labels
     return Examples(features, labels, packing=joined.packing)
 
 
 def _refuse_repeated(data: object) -> None:
-    """Refuse items that a dataset of torch's has more than once: all copies together would add so often the bound."""
+    """Refuse items that a dataset of torch's has more than once: the copies would add the bound several times."""
     if not isinstance(data, Subset | ConcatDataset):
         return
     if len({_source(data, item) for item in range(len(data))}) < len(data):
@@ -96,7 +96,7 @@ def _refuse_repeated(data: object) -> None:
 
 
 def _source(data: Any, item: int) -> tuple[int, int]:
-    """The dataset that an item comes from in the end, and its number there."""
+    """The innermost dataset that an item comes from, by its id, and the item's number there."""
     while isinstance(data, Subset | ConcatDataset):
         if isinstance(data, Subset):
             item, data = int(data.indices[item]), data.dataset
@@ -108,7 +108,7 @@ def _source(data: Any, item: int) -> tuple[int, int]:
 
 
 class _Joined:
-    """Joins items of a dataset: `[b, …]` features and `[b, …]` labels."""
+    """Joins items of a dataset to `[b, …]` features and `[b, …]` labels."""
 
     packing: Packing | None = None
 
@@ -137,7 +137,7 @@ def _collated(what: str, values: Sequence[Any]) -> Any:
     _refuse_ragged(what, values)
     try:
         return default_collate(list(values))
-    except (TypeError, RuntimeError):  # of a picture, None, or lists of other lengths
+    except (TypeError, RuntimeError):  # for pictures, None, or lists of different lengths
         return None
 
 

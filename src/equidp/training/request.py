@@ -1,4 +1,4 @@
-"""What one training is asked for."""
+"""The request for one training: all that it is asked for, except the records."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from equidp.parameters import ModelSettings, PrivacySettings, Settings, Training
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """All that a training is asked for but its records, frozen: it goes from the settings to the step, on every rank.
+    """All that a training is asked for, except its records. It is frozen, and the same for each rank.
 
     Attributes:
         grouping: the partition that group-aware algorithms use.
-        options: of the algorithm, where they are not its defaults; several processes build it again from them.
-        workplace: folder of this run alone, for checkpoints and the ledger's journal, which stay until `forget`; None
-            keeps nothing.
+        options: the algorithm's, if they are not its defaults; several processes build it again from them.
+        workplace: a folder for this run alone, with checkpoints and the ledger's journal, which stay until `forget`;
+            with None nothing is kept.
         resume: continue what an interrupted run left in `workplace`.
         checkpoint_every: epochs between checkpoints; None: only when asked to stop by Ctrl-C or SIGTERM.
 
@@ -52,7 +52,7 @@ class TrainingRequest:
 
     @classmethod
     def of(cls, settings: Settings, algorithm: str, plan: Plan, workplace: Path) -> TrainingRequest:
-        """What a run's settings ask for of one algorithm."""
+        """The request that a run's settings make for one algorithm."""
         return cls(
             algorithm=settings.algorithm(algorithm),
             plan=plan,
@@ -70,8 +70,8 @@ class TrainingRequest:
     def facts(self) -> dict[str, Any]:
         """Everything that a checkpoint must agree with, in JSON types.
 
-        Whatever changes a release belongs here, also in its last digit: steps done again take the noise they took, so
-        that the difference of two releases under two settings would be exact. `OperationSettings` change none.
+        Whatever changes a release belongs here, even if only in the last digit. Steps done again have the same noise,
+        so the difference of two releases under two settings would be exact. `OperationSettings` change no release.
         """
         return {
             "algorithm": identity_of(self.algorithm),
@@ -82,7 +82,7 @@ class TrainingRequest:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """In JSON types, for another process. Raises EquidpError where the options do not build the algorithm."""
+        """In JSON types, for another process. Raises EquidpError if the options do not build the algorithm."""
         if identity_of(algorithm_settings(self.algorithm.name, self.options).build()) != identity_of(self.algorithm):
             raise EquidpError(
                 f"training.devices={self.training.devices} needs the options that {self.algorithm.name} was built from."
@@ -97,7 +97,7 @@ class TrainingRequest:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> TrainingRequest:
-        """Read `to_dict`: settings cross the border of a process here and nowhere else."""
+        """Read `to_dict`. Settings go from one process to another here and nowhere else."""
         return cls(
             **{name: facts[name] for name in ("grouping", "seed", "options", "resume", "checkpoint_every")},
             algorithm=algorithm_settings(facts["algorithm"], facts["options"]).build(),
@@ -114,7 +114,7 @@ def identity_of(algorithm: Algorithm) -> dict[str, Any]:
     return {
         "name": algorithm.name,
         "parts": [repr(part) for part in algorithm.parts],
-        "initial": dict(algorithm.initial),  # clip norms: no part's field
+        "initial": dict(algorithm.initial),  # clip norms and the like, which are no fields of a part
         "model": algorithm.model,
         "model_options": dict(algorithm.model_options),
         "learning_rate": algorithm.learning_rate,

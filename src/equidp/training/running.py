@@ -26,7 +26,10 @@ def train_model(
     """Train, and state what was spent.
 
     Args:
+        request: all that the training is asked for.
+        split: the records.
         on_epoch: called after every epoch with the row so far and the model; returns more columns.
+        progress: whether to show a progress bar.
 
     Raises:
         EquidpError: for settings that do not fit the data, or a checkpoint of other settings.
@@ -42,7 +45,7 @@ def train_model(
 
 
 def _train_on_ranks(request: TrainingRequest, split: Split, on_epoch: EpochCallback | None, progress: bool) -> Trained:
-    """Hand the training to several processes; evaluate here."""
+    """Let several processes train; evaluate in this one."""
     device = device_of(request.training)
     from equidp.training.ranks.launch import train  # imports torch's launcher, which one process does not need
 

@@ -46,14 +46,14 @@ def privacy_statement(
     grouping: str = "",
     left: bool = False,
 ) -> dict[str, Any]:
-    """privacy.json: what is guaranteed, for whom, at what ε; enough to recompute ε from.
+    """Return privacy.json: what is guaranteed, for whom, at what ε; it is enough to recompute ε.
 
     Args:
-        grouping: what the algorithm's groups are; its releases then name it.
-        left: whether a loop may have been left before the plan's end; ε is of the whole plan then, too.
+        grouping: the partition of the algorithm's groups; the releases then name it.
+        left: whether a loop may have been left before the plan's end. ε is of the whole plan then, too.
 
     Raises:
-        EquidpError: if the ledger holds less, or other things, than the plan that ε was computed for.
+        EquidpError: if the ledger holds fewer or other events than the plan for which ε was computed.
     """
     plan = algorithm.adapt(plan)
     base = {
@@ -84,16 +84,16 @@ def privacy_statement(
     accounted = accounted_for(algorithm, plan, outcome, left=left)
     spent, published = accounted.epsilon(), algorithm.published_epsilon(plan, outcome)
     assert published is not None
-    # it is of one training, none of whose steps was repeated: of more it bounds nothing
+    # the published figure is of one training without repeated steps: for more it is no bound
     bounds = published.guarantee and plan.trials.single and accounted.run == accounted.planned
     one_more = algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1))
-    declared, curve = one_more.records == plan.records, accounted.trade_off()  # N is a setting, the same for any data
+    declared, curve = one_more.records == plan.records, accounted.trade_off()  # if so, N is a setting
     return base | {
         "records_declared": declared or _by_declared_sizes(membership, plan, privacy),
         "membership": membership_facts(membership),
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
-        "epsilon_pld": spent.pld if math.isfinite(spent.pld or 0.0) else None,  # a tiny δ is below its grid
+        "epsilon_pld": spent.pld if math.isfinite(spent.pld or 0.0) else None,  # infinite where δ is below its grid
         "epsilon_published": dataclasses.asdict(published) | {"guarantee": bounds, "paper": of_a_paper(algorithm.name)},
         "epsilon_replace_one": accounted.replace_one(),
         "epsilon_fixed_before_training": algorithm.fixed,
@@ -108,7 +108,7 @@ def privacy_statement(
         "trade_off": curve.to_dict() if curve else None,
         "accepted_steps": outcome.accepted_steps,
         "releases": ["The model after every step.", *_released(algorithm, plan, grouping)],
-        "public_records": public if algorithm.needs_public else 0,  # else unused: their number would only tell N
+        "public_records": public if algorithm.needs_public else 0,  # if unused, their number would only tell N
         **({"test_records_decide": True} if algorithm.acceptance.on_test else {}),
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": _assumptions(algorithm, plan, privacy, membership, declared=declared),
@@ -118,7 +118,7 @@ def privacy_statement(
 
 
 def _released(algorithm: Algorithm, plan: Plan, grouping: str) -> list[str]:
-    """What is released besides the model, a sentence of each part."""
+    """What is released besides the model: a sentence for each part that releases something."""
     untold = [part for part in (algorithm.side_release, *_charging(algorithm, plan)) if part and not part.released]
     words = [part.released for part in algorithm.parts if part.released]
     words += [f"Noised values of {type(part).__name__}, which does not say what they are." for part in untold]
@@ -133,7 +133,7 @@ def _charging(algorithm: Algorithm, plan: Plan) -> list[Part]:
 
 
 def _of_others(algorithm: Algorithm, plan: Plan) -> list[str]:
-    """What ε rests on where parts are not this package's: nobody has proved these."""
+    """What ε rests on if parts are not this package's, because nobody has proved their promises."""
     charging = _charging(algorithm, plan)
     told = {
         "Parts of others hold what they promise: {}. Trials found no fault, which proves nothing.": algorithm.parts,
@@ -146,7 +146,7 @@ def _of_others(algorithm: Algorithm, plan: Plan) -> list[str]:
 def _assumptions(
     algorithm: Algorithm, plan: Plan, privacy: PrivacySettings, membership: Membership | None, *, declared: bool
 ) -> list[str]:
-    """What ε rests on; the sentence on trials comes last."""
+    """The assumptions of ε; the sentence on the split is last but one, the sentence on trials last."""
     unit = unit_noun(privacy.unit)
     size = size_sentence(membership, unit, plan.records, by_unit=privacy.by_unit)
     if declared:
@@ -164,7 +164,7 @@ def _assumptions(
 
 
 def _exposed(algorithm: Algorithm, plan: Plan) -> str:
-    """The parts that a model, or the choice of it, depends on without noise, besides the training part; in words."""
+    """Name the parts of the data, besides the training part, that the model or its choice depends on without noise."""
     parts = {
         "the test part": algorithm.acceptance.on_test,
         "the public part": algorithm.needs_public,
@@ -174,20 +174,23 @@ def _exposed(algorithm: Algorithm, plan: Plan) -> str:
 
 
 def membership_facts(membership: Membership | None) -> dict[str, str | bool] | None:
-    """How the training part was drawn, and by which public key, as in privacy.json; `given`: the test part was not."""
+    """How the training part was drawn, and by which public key, as in privacy.json.
+
+    `given` says that the test part was not drawn, but given.
+    """
     if membership is None:
         return None
-    # of the provider's split `how` says it
+    # for a split by the provider, `how` says it already
     given = {"given": True} if membership.given and membership.how == "hash" else {}
     return {"how": membership.how, "key": membership.key, **given}
 
 
 def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any]:
-    """Entries of privacy.json on the evaluated part: `evaluated_on`, where it is not the test part, and `evaluation`,
-    what figures with noise cost its records, where some are asked for.
+    """Entries of privacy.json on the evaluated part.
 
-    The latter is an entry of its own, as no record is in both parts. It is announced before training, and charged
-    whether or not the figures are made.
+    `evaluated_on` is there if this is not the test part. `evaluation` is there if figures with noise are asked for, and
+    says what they cost the part's records. It is separate from the model's ε, because no record is in both parts. It is
+    announced before training, and charged whether or not the figures are made.
     """
     asked, trials = privacy.evaluation, privacy.trials
     part = {} if data.evaluate_on == "test" else {"evaluated_on": data.evaluate_on}
@@ -212,12 +215,12 @@ def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any
 
 
 def added_or_removed(privacy: PrivacySettings) -> str:
-    """The adjacency of figures of a part, whose size is protected too."""
+    """The adjacency for figures of a part, whose size is protected, too."""
     return f"add or remove one {unit_noun(privacy.unit)}" + (" with all its records" if privacy.by_unit else "")
 
 
 def _adjacency(privacy: PrivacySettings, *, declared: bool) -> str:
-    """Between which training parts ε holds."""
+    """Say which training parts are neighbours."""
     if declared:
         return added_or_removed(privacy)
     unit, whole = unit_noun(privacy.unit), " with all its records" if privacy.by_unit else ""
@@ -251,17 +254,17 @@ def _trials(plan: Plan, membership: Membership | None) -> str:
 
 
 def _by_declared_sizes(membership: Membership | None, plan: Plan, privacy: PrivacySettings) -> bool:
-    """Whether N is what is expected of declared sizes."""
+    """Whether N is the number that declared sizes let one expect."""
     if membership is None or not membership.declares(by_unit=privacy.by_unit):
         return False
     return membership.expects(by_unit=privacy.by_unit) == plan.records
 
 
 def accounted_for(algorithm: Algorithm, plan: Plan, outcome: Outcome, *, left: bool = False) -> Accounted:
-    """What the ε of a run is of: its plan, cap or budget; its ledger, where a crash made it charge more.
+    """Return what the ε of a run is of: its plan, cap or budget, or its ledger if a crash made it charge more.
 
     Args:
-        left: as of `privacy_statement`.
+        left: as for `privacy_statement`.
 
     Raises:
         EquidpError: if neither plan, cap nor budget covers the ledger.
@@ -270,10 +273,11 @@ def accounted_for(algorithm: Algorithm, plan: Plan, outcome: Outcome, *, left: b
     due, charged = counted(planned), counted(outcome.events)
     if left and algorithm.fixed:
         until = algorithm.events_until(plan, outcome.steps)
-        # what a sampler releases may not have been charged yet
+        # the sampler's own releases may not have been charged yet
         taken = counted(until) - counted(algorithm.sampler.releases(algorithm.adapt(plan)))
         if taken <= charged and charged.keys() <= due.keys():
-            # when it was left may follow from what it showed: all it would have done counts, and steps taken again
+            # When the loop was left may follow from what it had shown. So all steps of the plan count, and in addition
+            # the steps that were taken again.
             return Accounted(plan, merged((*planned, *beyond(outcome.events, until))), planned, None)
     if algorithm.covers(plan, outcome.events, outcome.steps):
         return Accounted(plan, planned, planned, budget)
@@ -282,8 +286,8 @@ def accounted_for(algorithm: Algorithm, plan: Plan, outcome: Outcome, *, left: b
     if algorithm.fixed and due <= charged and due.keys() == charged.keys():
         return Accounted(plan, outcome.events, planned, None)  # repeated steps of a resumed run, each charged again
     if algorithm.acceptance.may_stop and charged.keys() <= due.keys():
-        # the last life may have taken as many candidates as the cap allows, whenever it stopped; earlier lives took at
-        # most what is charged
+        # the last process may have taken as many candidates as the cap allows, whenever it stopped; earlier ones took
+        # at most what is charged
         return Accounted(plan, merged((*planned, *outcome.events)), planned, None)
     raise EquidpError(
         "The ledger differs from the plan that ε was computed for; the run is not covered by its ε. "

@@ -1,35 +1,36 @@
 """Private selection: several trainings with settings drawn from a declared grid, of which the best scored is released.
 
 A trial draws settings uniformly from the grid, trains on the training part, and scores the model by a noised histogram
-of the validation part. Its output is settings, model and histogram. K trials run, K drawn from a declared law; of the
-one with the best score everything is released, of the others nothing, K included. Nor is the chosen one's number: all
-trials of a secure run start from the same weights, as a trained model shows what it started from.
+of the validation part. Its output is settings, model and histogram. K trials run, where K is drawn from a declared law.
+Of the trial with the best score everything is released, of the others nothing, and K is not released. Nor is the number
+of the chosen trial: as a trained model shows what it started from, all trials of a secure run start from the same
+weights.
 
 *A training record.* The settings have the same law for any data, and the histogram is computed from the model and from
-other records. So a trial's divergence is at most the largest of the grid's trainings' (a mixture with a known label has
-at most the divergence of its worst component). Every setting's noise is solved for such that its divergence is at no
-order above that of one reference training, of those orders by which the reference's ε is told: one or two, fixed before
-the first trial. The theorem of `accounting.trials` is applied to the reference.
+other records. So a trial's divergence is at most the largest one of the grid's trainings (a mixture with a known label
+has at most the divergence of its worst component). One training is the reference, and its ε is told by one or two
+orders, fixed before the first trial. The noise of every other setting is solved for such that its divergence at these
+orders is at most the reference's. The theorem of `accounting.trials` is applied to the reference.
 
-*A box* of ranges is made a grid of points, by a sequence that spreads them evenly and knows neither records nor scores.
-Each trial draws one of them, with replacement: so trials are independent and of one law, as the theorem wants them. One
-point of the sequence for each trial would be neither. A sampler that sees scores (Bayesian optimisation, successive
-halving) makes a trial's law depend on the scores of others, and so on the records in ways that f(x) = E[x^K] does not
-hold; each of its trials would have to be charged.
+*A box* of ranges becomes a grid of points, by a sequence that spreads them evenly and knows neither records nor scores.
+Each trial draws one point with replacement, so trials are independent and of one law, as the theorem wants. If each
+trial took the next point of the sequence, they would be neither. A sampler that sees scores (Bayesian optimisation,
+successive halving) makes a trial's law depend on the scores of others, and so on the records. Then f(x) = E[x^K] does
+not hold, and each of its trials would have to be charged.
 
-*A validation record.* Settings and model have the same law for any validation part; the histogram is one Gaussian
+*A validation record.* Settings and model have the same law for any validation part, and the histogram is one Gaussian
 release. The theorem is applied to that release.
 
 No record is in both parts, so each of the two is charged with its own figure. The theorem wants a fixed order among
-outputs of equal score. Trials are alike and independent, so that the first of equal ones has the same law as one chosen
-by a random number that each trial draws, which is such an order.
+outputs of equal score. Trials are alike and independent. So the first of equal ones has the same law as one that is
+chosen by a random number which each trial draws, and this is such an order.
 
 *After a crash* in a secure run, steps that are done again are charged again. The most that any trial's ledger has
-beyond its plan, rounded up to what breaks may cost any trial of the grid, is added to the reference, for all trials.
+beyond its plan is rounded up to what breaks may cost any trial of the grid, and added to the reference for all trials.
 
-*Without privacy of the choice* (`tune.exact`, research alone): every combination is trained, and the exact figure
-chooses. A training record then pays for all trainings together, as the validation records that chose are others; a
-validation record has no guarantee.
+*Without privacy of the choice* (`tune.exact`, for research alone): every combination is trained, and the exact figure
+chooses. A training record then pays for all trainings together. It does not pay for the choice, which other records
+made, those of the validation part. A validation record has no guarantee.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ from equidp.training.request import TrainingRequest
 from equidp.training.statement import REPEATED, added_or_removed
 
 VARIED = ("training", "model")
-"""Blocks whose settings a grid may vary, beside the algorithm's own."""
+"""Blocks of settings that a grid may vary, besides the algorithm's own."""
 
 MOST_POINTS = 10_000
 
@@ -87,10 +88,11 @@ class Tuning:
     """All that is fixed before the first trial, and public.
 
     Attributes:
-        points: the grid; the first one's training is the reference.
-        reference: events whose divergences no trial exceeds; of an exact choice those of all trials together.
+        points: the grid; the training of the first point is the reference.
+        reference: events whose divergences no trial exceeds; for an exact choice, those of all trials together.
         score_event: the noised histogram of the validation part; None where the choice is exact.
-        law: of the number of trials; the plans have it by the orders at which no trial exceeds the reference.
+        law: of the number of trials. The plans have the same law, limited to the orders at which no trial exceeds the
+            reference.
     """
 
     points: tuple[Point, ...]
@@ -111,15 +113,19 @@ class Tuning:
 
     @property
     def plan(self) -> Plan:
-        """The reference's."""
+        """The plan of the reference."""
         return self.points[0].plan
 
 
 def plan_tuning(train: Records, settings: Settings) -> Tuning:
-    """Fix grid, noise and ε; of the training part, without the validation part, only public sizes are used.
+    """Fix grid, noise and ε.
+
+    Args:
+        train: the training part, without the validation part; only its public sizes are used.
+        settings: the run's.
 
     Raises:
-        EquidpError: no law of the number of trials, a grid that cannot be trained, a model that does not fit the
+        EquidpError: for no law of the number of trials, a grid that cannot be trained, a model that does not fit the
             records, or a target that cannot be met.
     """
     _refuse_untunable(settings)
@@ -135,7 +141,7 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
     trials = point.plan.trials.telling(reference, point.plan.delta)
     assert trials.orders is not None
     given = settings.privacy.model_copy(update={"epsilon": None, "noise_multiplier": point.plan.noise_multiplier})
-    like = dataclasses.replace(settings, privacy=given)  # no target is solved for: the reference's divergences are
+    like = dataclasses.replace(settings, privacy=given)  # `_within` solves for the reference instead
     within = partial(_within, name=settings.audited, reference=reference, orders=trials.orders, known={})
     points = (point, *(within(_point(changes, train, like)) for changes in others))
     _refuse_unfit(points, train, settings)
@@ -145,11 +151,11 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
 
 
 def score(noised: Noised, kind: str, grouping: str) -> float:
-    """What trials are ordered by: a figure of a noised histogram, in [0, 1].
+    """The score that orders trials: a figure of a noised histogram, in [0, 1].
 
-    A figure that is mostly noise is used too: it orders trials better than nothing does. The worst group is sought
-    among the groups that are known to have ten records or more, if there are any. Without noise, a class or group that
-    has no record has no figure.
+    A figure that is mostly noise is used too, because it orders trials better than nothing does. The worst group is
+    sought among the groups that are known to have ten records or more, if there are any. Without noise, a class or
+    group that has no record is left out.
     """
     whole, unknown = overall(noised), noised.sd > 0
     if kind == "accuracy":
@@ -170,16 +176,16 @@ def score(noised: Noised, kind: str, grouping: str) -> float:
 def tuned_statement(
     privacy: Mapping[str, Any], tuning: Tuning, settings: Settings, chosen: Point, more: Sequence[Event]
 ) -> dict[str, Any]:
-    """privacy.json of the chosen model: the trial's own, with the ε of choice and model in the place of its own.
+    """privacy.json of the chosen model: that of its trial, with the ε of choice and model in the place of the trial's.
 
-    Whether it was this trial that an interruption made repeat steps stays untold, as it would tell the trial's number.
+    It does not say whether this trial repeated steps after an interruption, because that would tell the trial's number.
     """
     charged = merged((*tuning.reference, *more))
     plan = chosen.plan
     accounted = Accounted(plan, charged, charged, None)
     epsilon, curve = accounted.epsilon(), accounted.trade_off()
-    target = None if settings.tune.exact else settings.privacy.epsilon  # there it is each training's alone
-    trial = {name: value for name, value in privacy.items() if name != "steps_repeated"}  # nor does the order of keys
+    target = None if settings.tune.exact else settings.privacy.epsilon  # if exact, it is each training's alone
+    trial = {name: value for name, value in privacy.items() if name != "steps_repeated"}  # its place would tell, too
     return {
         **trial,
         "epsilon": epsilon.value,
@@ -224,7 +230,7 @@ def tuned_statement(
 
 
 def _published(setting: str, value: Any, points: Sequence[Point]) -> Any:
-    """A value of the grid as a model's card has it: the statement goes out, and of a file only the name does."""
+    """A value of the grid as a model's card shows it: the statement goes out, so of a file it has only the name."""
     block, _, option = setting.rpartition(".")
     if block == "model.options":
         for model in (of.settings.model for of in points):
@@ -234,14 +240,14 @@ def _published(setting: str, value: Any, points: Sequence[Point]) -> Any:
 
 
 def _split(privacy: Mapping[str, Any], tuning: Tuning) -> str:
-    """In place of what a training says of its parts: a record of the validation part has another ε than the model's."""
+    """The sentence on the split: a record of the validation part has another ε than the model's, or none."""
     how = "nothing protects" if tuning.score_event is None else "has an ε of its own, for choice and scores"
     membership, unit = Membership(**privacy["membership"]), unit_noun(privacy["unit"])
     return split_sentence(membership, unit, exposed="the validation part", how=how)
 
 
 def _assumed(tuning: Tuning) -> str:
-    """In place of what a training says of trials that the user makes one by one."""
+    """The sentence on trials, instead of a training's, which is on trials that the user makes one by one."""
     if tuning.score_event is None:
         return "All trainings of the grid are charged; publishing further runs composes their ledgers."
     return (
@@ -266,7 +272,7 @@ def _note(tuning: Tuning, alone: float) -> str:
 
 
 def _refuse_untunable(settings: Settings) -> None:
-    """Refuse what the theorem does not hold for."""
+    """Refuse settings for which the theorem does not hold."""
     name, privacy = settings.audited, settings.privacy
     if settings.tune.exact and (privacy.secure or not privacy.trials.single):
         raise EquidpError(
@@ -300,7 +306,7 @@ def _refuse_untunable(settings: Settings) -> None:
 
 
 def _refuse_other_places(settings: Settings) -> None:
-    """Refuse a grid and a box of nothing, of one setting twice, or of settings that no trial may vary."""
+    """Refuse an empty grid or box, a setting that is in both, and settings that no trial may vary."""
     values, ranges = settings.tune.values, settings.tune.ranges
     for where, names in (("grid", values), ("box", ranges)):
         blocks = (setting.split(".")[0] for setting in names)
@@ -317,8 +323,8 @@ def _refuse_other_places(settings: Settings) -> None:
 
 
 def _refuse_algorithm(algorithm: Algorithm, name: str) -> None:
-    """Refuse an algorithm, with the settings of any one trial, that a trial cannot train with."""
-    unprotected = algorithm.needs_public or algorithm.acceptance.on_test  # it looks at records without noise
+    """Refuse an algorithm that no trial can train with; it has the settings of some trial."""
+    unprotected = algorithm.needs_public or algorithm.acceptance.on_test  # it reads records without adding noise
     if not (algorithm.private and algorithm.fixed) or unprotected or ALGORITHMS[name].features:
         raise EquidpError(
             f"tune cannot take {name} with these settings: its events must be fixed before training, and it must train "
@@ -337,7 +343,7 @@ def _combinations(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _spread(ranges: Mapping[str, Sequence[Any]], points: int) -> list[dict[str, Any]]:
-    """Points of a box, by the Halton sequence without its first point, which is a corner."""
+    """Points of a box, by the Halton sequence. Its first point, a corner, is left out."""
     if not ranges:
         return [{}]
     shares = qmc.Halton(len(ranges), scramble=False).random(points + 1)[1:]
@@ -346,7 +352,7 @@ def _spread(ranges: Mapping[str, Sequence[Any]], points: int) -> list[dict[str, 
 
 
 def _axis(name: str, given: Sequence[Any], shares: NDArray) -> list[int] | list[float]:
-    """Values of one range, at shares of it in (0, 1)."""
+    """Values of one range, at the places in it that `shares` in (0, 1) say."""
     ends = [] if isinstance(given, str) else [str(end) for end in given]
     log = ends[2:] == ["log"]
     try:
@@ -368,9 +374,9 @@ def _axis(name: str, given: Sequence[Any], shares: NDArray) -> list[int] | list[
 
 def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Point:
     of = varied(settings, changes)
-    if of.training.devices != 1:  # in a grid, too
+    if of.training.devices != 1:  # a grid may set it, too
         raise EquidpError("tune trains in one process: leave training.devices out.")
-    if _mapped(settings) not in (None, _mapped(of)):  # else the chosen model would name a map that it never saw
+    if _mapped(settings) not in (None, _mapped(of)):  # the chosen model would name a map that it was not trained on
         asked = ", ".join(f"{setting}={value}" for setting, value in changes.items())
         raise EquidpError(
             f"tune: with {asked} a model needs other features than model.name={settings.model.name} as it is set, and "
@@ -381,8 +387,8 @@ def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Po
 
 
 def _refuse_unfit(points: Sequence[Point], train: Records, settings: Settings) -> None:
-    """Try every model and loss of the grid once: one that does not fit would end the tuning in a trial, all of it
-    charged.
+    """Try every model and loss of the grid once, because one that does not fit would end the tuning in a trial, after
+    all of it was charged.
     """
 
     def alike(of: Settings) -> str:
@@ -393,7 +399,7 @@ def _refuse_unfit(points: Sequence[Point], train: Records, settings: Settings) -
 
 
 def _mapped(settings: Settings) -> tuple[str, dict[str, Any]] | None:
-    """The fixed map whose features the model trains on; None of records as they are."""
+    """The fixed map whose features the model trains on; None if it trains on the records as they are."""
     return model_features(settings.model.name, settings.model.options)
 
 
@@ -406,8 +412,8 @@ def _within(
 ) -> Point:
     """The point with the least noise whose divergences are at most the reference's.
 
-    `known`: noises found before, by the events at two noises: a release may have noise of its own, or in multiples of
-    the gradient's, and be the same at one of them.
+    `known`: noises found before, by a point's events at the given noise and at twice that. One of the two is not
+    enough: a release with noise of its own, and one with noise in multiples of the gradient's, may be the same at one.
     """
     algorithm, plan = point.settings.algorithm(name), point.plan
     as_given = merged(algorithm.events(plan))

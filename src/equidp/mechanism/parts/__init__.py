@@ -12,14 +12,14 @@ An algorithm is one combination of nine kinds of parts, a file each:
     acceptance     whether the step is taken                    always
     released       which weights leave the run                  the trained ones
 
-Each part states its own bound and its own event, so that the sensitivity and the ε of any combination follow from the
-parts; a part that does not hold beside another says so (`objection`).
+Each part states its own bound and its own event. So the sensitivity and the ε of any combination follow from the parts.
+A part whose promise does not hold beside another part says so (`objection`).
 
-What a part may look at is fixed by the signatures: a weight rule sees a record's own norm and `Public` values, nothing
-else. Public values are settings, or outputs of releases that were noised before they got here. A part is frozen; what
-changes during a run lives in the object that its `start` returns.
+The signatures say what a part may look at: a weight rule sees a record's own norm and `Public` values, nothing else.
+Public values are settings, or outputs of releases, which were noised before a part sees them. A part is frozen. What
+changes during a run is in the object that its `start` returns.
 
-The plain parts live here; the others in the file of the algorithm that introduced them. Begin with `base`.
+The plain parts are here, and the others in the file of the algorithm that introduced them. Begin with `base`.
 """
 
 from __future__ import annotations
@@ -52,4 +52,4 @@ KINDS: Mapping[str, type[Part]] = {
     "acceptance": Acceptance,
     "released_weights": Released,
 }
-"""Of an algorithm's parts, by name."""
+"""The kind of each part of an algorithm, by its name in the algorithm."""

@@ -22,15 +22,20 @@ class Acceptance(Part):
 
     @property
     def on_test(self) -> bool:
-        """Whether test records decide: for reproduction alone, as test figures are then of a choice made on them."""
+        """Whether test records decide; for reproduction alone, because the model is then chosen on its test records."""
         return False
 
     def candidate_events(self, plan: Plan) -> tuple[Event, ...]:
-        """Releases of its own, for every candidate, taken or not."""
+        """Its own releases for every candidate, taken or not."""
         return ()
 
     def cap(self, plan: Plan, sampling_rate: float) -> int:
-        """Most candidates there can be, fixed in advance; T unless it may stop earlier. `sampling_rate`: of a step."""
+        """The most candidates there can be, fixed in advance: T, unless it may stop earlier.
+
+        Args:
+            plan: the run's.
+            sampling_rate: of a step.
+        """
         return plan.steps
 
     @property
@@ -54,7 +59,7 @@ class Accepting(Running):
     """True once no further candidate is wanted."""
 
     accepted: int | None = None
-    """Steps taken so far, where it counts them."""
+    """Steps taken so far; None where it does not count them."""
 
     def begin(self) -> None:
         """Called at the parameters θ, before the candidate θ' is made."""

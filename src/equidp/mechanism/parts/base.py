@@ -1,4 +1,4 @@
-"""What all parts have in common, what a running part may ask of the loop, and the combination that parts object to."""
+"""What all parts have in common, what a running part may ask of the loop, and the combination that a part judges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NoiseLevel = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=RATIO)
 """A side noise: a number, or a ratio to the gradient's noise multiplier such as `"10x"`."""
 
 TINY = 1e-12
-"""Range that adapted thresholds are kept in: a weight must stay a finite number for every record, always."""
+"""The least value of thresholds that are adapted, so that the weight of every record stays a finite number."""
 
 
 class Part(Declared):
@@ -47,7 +47,7 @@ class Part(Declared):
 
     @property
     def released(self) -> str:
-        """What it releases besides the model, in a reader's words; empty for nothing."""
+        """What the part releases besides the model, as a sentence for readers; empty for nothing."""
         return ""
 
     @property
@@ -56,11 +56,15 @@ class Part(Declared):
         return False
 
     def objection(self, combination: Combination) -> str | None:
-        """Why this part cannot hold beside those; None where it can."""
+        """Return why this part cannot hold what it says in that combination; None where it can."""
         return None
 
     promised: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = ()
-    """Methods that bound what others do, with these: a class that changes one of them has to say the bound anew."""
+    """Names of methods that state a bound, each with the methods that it bounds.
+
+    A class that overrides one of the latter without the bound loses the inherited bound: it gets back that of the kind
+    of part, which always holds.
+    """
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
@@ -68,24 +72,24 @@ class Part(Declared):
         kinds = cls.mro()
         for bound, bounded in cls.promised:
             known, *changed = (min(_saying(kinds, name)) for name in (bound, *bounded))
-            if known > min(changed):  # it may be a class that is mixed in
+            if known > min(changed):  # also where a class that is mixed in overrides the method
                 first = kinds[max(_saying(kinds, bound))]
-                setattr(cls, bound, vars(first)[bound])  # that of the kind of part, which always holds
+                setattr(cls, bound, vars(first)[bound])
 
 
 def of_others(*of: object) -> bool:
-    """Whether a part, or what it has started, comes from another package than this."""
+    """Whether the class of one of these parts or running parts comes from another package than this."""
     return any(type(one).__module__.partition(".")[0] != __package__.partition(".")[0] for one in of)
 
 
 def _saying(kinds: Sequence[type], name: str) -> list[int]:
-    """Which of these classes define it themselves."""
+    """Positions of the classes that define `name` themselves."""
     return [at for at, kind in enumerate(kinds) if name in vars(kind)]
 
 
 @dataclass(frozen=True)
 class Combination:
-    """The parts of one algorithm and the start values of their public values: all that a part may object to."""
+    """The parts of one algorithm, and where their public values start: all that a part's `objection` may look at."""
 
     initial: Mapping[str, float]
     sampler: Part
@@ -103,10 +107,10 @@ class Running:
     """A part at work during one run. Whatever it remembers is in its state."""
 
     remembered: ClassVar[tuple[str, ...]] = ()
-    """Attributes that the state is made of: tensors and plain JSON values, enough to continue."""
+    """Names of the attributes that make up the state: tensors and plain JSON values, enough to continue."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is `remembered`, by name."""
+        """The `remembered` attributes, by name."""
         return {name: getattr(self, name) for name in self.remembered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -120,7 +124,7 @@ class Running:
 
 
 class Run(Protocol):
-    """What a running part may ask of the training loop it runs in, which does not live longer for it."""
+    """What a running part may ask of its training loop. The part has a weak reference, and does not keep it alive."""
 
     combination: Combination
     plan: Plan
@@ -140,9 +144,9 @@ class Run(Protocol):
         """`[u]` exact loss of each of these training units at the current parameters; private."""
 
     def public_loss(self, records: int) -> float:
-        """Mean loss of the first so many public records."""
+        """Mean loss of the first `records` public records."""
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a message."""
+    """Names as a message lists them."""
     return ", ".join(sorted(names)) or "nothing"

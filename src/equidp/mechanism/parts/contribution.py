@@ -23,17 +23,17 @@ class Contributing(Running):
         self.run = run
 
     def norms(self, batch: Batch) -> Tensor:
-        """`[u]` l2 norms of the units' vectors; a function of each unit and of released values alone."""
+        """`[u]` l2 norms of the units' vectors; each follows from its unit and from released values alone."""
         return self.run.engine.norms(batch.features, batch.labels, owners=batch.owners, views=batch.views)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Σ w_i m_i of the last `norms`, flat `[d]`; a unit of weight 0 adds nothing, be its vector finite or not."""
+        """Σ w_i m_i of the last `norms`, flat `[d]`; a unit of weight 0 adds nothing, even if it is not finite."""
         return self.run.engine.weighted_sum(weights)
 
     def advance(self, previous: Tensor) -> None:
         """Called after a step was taken, with the parameters (`[d]`) it started from; only where `remembers` is True.
 
-        What it keeps follows from released parameters, or of a unit from that unit alone.
+        What is kept here must follow from released parameters. What is kept of a unit may also follow from that unit.
         """
 
     remembers: bool = False

@@ -1,4 +1,4 @@
-"""What a step is, in public figures."""
+"""The public facts of a step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from equidp.accounting.plan import Plan
 
 @dataclass(frozen=True)
 class StepFacts:
-    """Public facts of one step, for what is made of its noised values.
+    """Public facts of one step, for parts that work with its noised values.
 
     Attributes:
-        plan: of the run.
+        plan: the run's.
         step: t, from 0.
         noise_multiplier: σ of this step's noise; 0 without privacy.
-        sensitivity: `()`, Δ of this step: the noise has the standard deviation σ·Δ; 0 without privacy. A side release
-            is given the Δ that follows from the values before it; infinite where these give none.
+        sensitivity: `()`, Δ of this step; 0 without privacy. The noise has the standard deviation σ·Δ. A side release
+            is given the Δ of the public values before it, or an infinite one if these do not give Δ.
         dimension: d, the number of trained parameters.
-        sampling_rate: q that this step is charged at.
+        sampling_rate: q, with which this step is charged.
     """
 
     plan: Plan

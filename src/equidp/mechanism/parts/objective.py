@@ -18,17 +18,17 @@ class Objective(Part):
     """Which loss a record has, as a function of its own outputs and label and of released values: here, the run's."""
 
     by_class: ClassVar[bool] = False
-    """Whether its groups are the classes, whatever `data.groups` says."""
+    """Whether the groups of training are the classes, whatever `data.groups` says."""
 
     crossed: ClassVar[bool] = False
-    """Whether, if `data.groups` begins with a product that holds the classes, its groups are that product's."""
+    """Whether the groups of training are a product with the classes, if `data.groups` begins with one."""
 
     def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
         """The objective at work; `loss` is the run's."""
         return Pursuing(loss)
 
     def objection(self, combination: Combination) -> str | None:
-        """What it reads, carried public values, has to be released by somebody."""
+        """The carried public values that it reads must be released by the side release."""
         side = combination.side_release
         missing = self.reads - (side.steers if side else frozenset())
         others = f"which {type(side).__name__} does not release" if side else "and there is no side_release to tell it"
@@ -36,16 +36,16 @@ class Objective(Part):
 
 
 class Pursuing:
-    """An objective during one run. What it depends on are public values that the loop carries; it keeps no others."""
+    """An objective during one run. It depends on public values that the loop carries, and keeps nothing else."""
 
     in_place: ClassVar[bool] = False
-    """Whether this class's own `follow` changes what the loss reads in place. If not, no step or pass is recorded."""
+    """Whether the class's own `follow` changes in place what the loss reads. If not, no step or pass is recorded."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
 
     def labels(self, batch: Batch) -> Tensor:
-        """`[b]` what the loss is given as labels."""
+        """The labels that the loss is given, `[b]`."""
         return batch.labels
 
     def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -53,4 +53,4 @@ class Pursuing:
         return outputs.argmax(1) != labels
 
     def follow(self, public: Public) -> None:
-        """Take over the carried values that it reads; called between steps, so that a step has one loss throughout."""
+        """Take over the carried values that the loss reads. Called between steps, so that a step has one loss."""

@@ -39,7 +39,7 @@ class ExponentialAverage(Released):
     """β."""
 
     def start(self, run: Run) -> Releasing:
-        """Keeps θ̄."""
+        """The average θ̄ during the run."""
         return Averaging(self, run)
 
 
@@ -54,7 +54,7 @@ class Averaging(Releasing):
         self.average, self.taken = run.engine.flatten(), 0
 
     def follow(self) -> None:
-        """θ̄_t."""
+        """Update θ̄_t from the new parameters."""
         self.taken += 1
         decay = min(self.part.decay, (1 + self.taken) / (10 + self.taken))
         self.average.lerp_(self.run.engine.flatten(), 1 - decay)

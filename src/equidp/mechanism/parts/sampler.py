@@ -18,13 +18,21 @@ from equidp.mechanism.poisson import poisson_sample, sample_on_host
 
 @dataclass(frozen=True)
 class Draw:
-    """The units of a step; `coins` are `[u]` uniforms, kept for a sampler that tosses a second time."""
+    """The units of a step.
+
+    Attributes:
+        units: `[u]` int64 positions in the population.
+        coins: `[u]` uniforms in [0, 1), for a sampler that tosses a second coin; else None.
+    """
 
     units: Tensor
     coins: Tensor | None = None
 
     def split(self, size: int | Sequence[int] | None) -> list[Draw]:
-        """Chunks of at most `size` units, or of these sizes; one, possibly empty, where `size` is None or enough."""
+        """Split into chunks of at most `size` units, or of these sizes.
+
+        There is one chunk, possibly empty, where `size` is None or large enough.
+        """
         if not size or (isinstance(size, int) and len(self.units) <= size):
             return [self]
         units = self.units.split(size)
@@ -37,7 +45,7 @@ class Sampler(Part, ABC):
 
     @abstractmethod
     def sampling_rate(self, plan: Plan) -> float:
-        """Inclusion probability q of a step, public; of the costliest one where each step comes to its own."""
+        """Inclusion probability q of a step, public; if every step has its own, that of the costliest one."""
 
     @abstractmethod
     def start(self, run: Run) -> Sampling:
@@ -45,7 +53,7 @@ class Sampler(Part, ABC):
 
     @abstractmethod
     def description(self, unit: str) -> str:
-        """How batches are drawn, in a reader's words; `unit` is what is drawn."""
+        """How batches are drawn, as a sentence for readers; `unit` names what is drawn."""
 
     def adapt(self, plan: Plan) -> Plan:
         """The plan as this sampler runs it."""
@@ -56,11 +64,11 @@ class Sampler(Part, ABC):
         return ()
 
     def budget(self, plan: Plan) -> Budget | None:
-        """The budget, fixed here, within which the noise of each step is chosen later; None for a fixed schedule."""
+        """The budget within which the noise of each step is chosen later, fixed here; None for a fixed schedule."""
         return None
 
     def calibrated(self, plan: Plan, target: float) -> Plan | None:
-        """The plan with its noise solved for, where the sampler keeps a budget; None leaves that to the ledger."""
+        """The plan with its noise solved for, where the sampler has a budget; None leaves that to `Algorithm`."""
         return None
 
 
@@ -76,26 +84,29 @@ class Sampling(Running, ABC):
 
     @abstractmethod
     def draw(self) -> Draw:
-        """The units of the next step, among those present; their number tosses coins, but never sets their bias."""
+        """The units of the next step.
+
+        There are as many coins as units are present. Their probability must not follow from that number.
+        """
 
     def draw_on_host(self) -> Tensor:
-        """`draw`'s units, on the CPU; only where it is `on_host`."""
+        """The units of `draw`, on the CPU; asked for only if `on_host`."""
         return self.draw().units.cpu()
 
     @property
     def on_host(self) -> bool:
-        """Whether the host draws, and nothing else is done to a batch: no second coin, no noise or value of its own."""
+        """Whether the host draws, and the sampler does no more: no second coin, no noise or public value of its own."""
         return False
 
     @abstractmethod
     def rates(self) -> Tensor:
-        """`[n]` probability that the next `draw` has each unit; private where a unit's own data set it."""
+        """`[n]` probability that the next `draw` includes each unit; private if it follows from the unit's data."""
 
     def begin_epoch(self, epoch: int) -> None:
         """What is done before the first step of an epoch."""
 
     def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
-        """`[u]` bool, the second coin where the sampler has one: a function of each record alone. None keeps all."""
+        """`[u]` bool, the second coin if the sampler has one; it follows from each unit alone. None keeps all."""
         return None
 
     def noise(self, segment: Segment) -> float:
@@ -128,7 +139,7 @@ class PoissonSampler(Sampler):
 
 
 class PoissonSampling(Sampling):
-    """Everybody at one rate."""
+    """A Poisson sampler during one run: every unit has the same rate."""
 
     def draw(self) -> Draw:
         """Poisson sample of positions, ascending."""
@@ -136,7 +147,7 @@ class PoissonSampling(Sampling):
         return Draw(poisson_sample(self.run.random, self.rate, population.size, population.device))
 
     def draw_on_host(self) -> Tensor:
-        """The same, before it is brought to the device."""
+        """The positions of `draw` on the CPU, before they are brought to the device."""
         population = self.run.population
         if population.device.type != "cpu":
             return sample_on_host(self.run.random, self.rate, population.size)
@@ -144,16 +155,16 @@ class PoissonSampling(Sampling):
 
     @property
     def on_host(self) -> bool:
-        """Where a subclass changes none of these."""
+        """Whether no subclass changes how batches are drawn (`draws_plainly`)."""
         return draws_plainly(self)
 
     def rates(self) -> Tensor:
-        """q for everybody."""
+        """q for every unit."""
         return torch.full((self.run.population.size,), self.rate)
 
 
 def draws_plainly(sampling: Sampling) -> bool:
-    """Whether it draws as `PoissonSampling` does, whatever it says of itself."""
+    """Whether a sampler draws as `PoissonSampling` does, judged by its methods and not by what it says (`on_host`)."""
     own = ("draw", "draw_on_host", "kept", "noise", "public", "diagnostics")
     return not set(own) & vars(sampling).keys() and all(
         getattr(type(sampling), name, None) is getattr(PoissonSampling, name) for name in own

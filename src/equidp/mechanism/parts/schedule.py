@@ -13,7 +13,7 @@ class Schedule(Part, ABC):
 
     @abstractmethod
     def segments(self, plan: Plan) -> tuple[Segment, ...]:
-        """Segments whose steps sum to T. Factors multiply `noise_multiplier` and `clip_norm`."""
+        """Segments whose steps sum to T. Their factors multiply `noise_multiplier` and `clip_norm`."""
 
 
 class Constant(Schedule):

@@ -1,4 +1,4 @@
-"""What of a run a part may see that charges nothing: public facts and what was noised before."""
+"""What a part that charges nothing may see of a run: public facts, and values that were noised before."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from equidp.mechanism.parts.contribution import Contribution
 from equidp.mechanism.parts.sampler import Sampler
 
 DRAWN: dict[str, Any] = dict.fromkeys(("bernoulli", "device", "normal", "perturb", "repeatable", "uniform", "words"))
-"""Of the run's random numbers the next ones: whoever sets them back has one noise on two sums, or takes it off."""
+"""Of the run's random numbers: draw the next ones. A part that could set them back might have one noise added to two
+sums, or subtract it."""
 FACTS: dict[str, Any] = dict.fromkeys(("combination", "plan", "sampling_rate", "ledger")) | {"random": DRAWN}
 COINS: dict[str, Any] = FACTS | {"population": dict.fromkeys(("device", "size"))}
-"""For a sampler: everybody's coin, and nobody's record."""
+"""For a sampler: how many units there are, to toss a coin for each, but no records."""
 BATCHES: dict[str, Any] = COINS | {"engine": None}
-"""For a contribution: the records of a batch, which it is given, as these alone are bounded and charged."""
+"""For a contribution: the engine. It is given the records of the batch; only these are bounded and charged."""
 ITERATES: dict[str, Any] = FACTS | {
     "engine": dict.fromkeys(("device", "dimension", "flatten", "parameters")),
     "public_loss": None,
 }
-"""For what follows the noise: update, acceptance, released weights. Hooks on a model's layers would show records."""
+"""For parts that work after the noise: update, acceptance, released weights. They do not see the model, because hooks
+on its layers would show records."""
 
 
 class Tossed:
-    """A run's random numbers for a sampler, and whether it has asked for any: coins of its own could be foretold."""
+    """A run's random numbers for a sampler. Keeps whether it has asked for any: other coins could be foretold."""
 
     def __init__(self, random: RandomSource) -> None:
         self._random, self.asked = random, False
@@ -39,7 +41,15 @@ class Tossed:
 
 
 class Seen:
-    """Of an object the attributes of these names; of an attribute that has names of its own, these."""
+    """An object of which only the attributes in `names` can be seen.
+
+    Args:
+        whole: the object.
+        names: the attributes, each with the names that can be seen of it, or None for all.
+        part: the part that looks, for the message.
+        path: what the object is called in the message.
+        instead: takes the place of the attribute `random`.
+    """
 
     def __init__(
         self, whole: Any, names: Mapping[str, Any], part: Part, path: str = "run", instead: Tossed | None = None
@@ -60,9 +70,13 @@ class Seen:
 
 
 def seen_by(part: Part, run: Run, plan: Plan, tossed: Tossed | None = None) -> Run:
-    """The run as this part may see it: whole where it has events of its own, which are then charged.
+    """Return the run as this part may see it: the whole run if the part has events of its own, which are then charged.
 
-    `tossed`: in place of the run's random numbers, unless it sees the whole.
+    Args:
+        part: the part.
+        run: the run that it works in.
+        plan: the run's plan.
+        tossed: takes the place of the run's random numbers, unless the part sees the whole run.
     """
     if isinstance(part, Sampler):
         own, names = bool(part.releases(plan)) or part.budget(plan) is not None, COINS

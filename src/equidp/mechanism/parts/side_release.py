@@ -23,9 +23,13 @@ from equidp.mechanism.parts.weights import FlatClip, WeightRule
 
 @dataclass(frozen=True)
 class Added:
-    """What a record of norm n ≤ `upto`·public[`unit`] adds to a statistic: at most `most`, in L2.
+    """What a record of norm n ≤ `upto`·public[`unit`] adds to a statistic, in L2.
 
-    `slack`: and at most √(1 − (n/unit)²), what clipping to that unit leaves unused.
+    Attributes:
+        most: it adds at most this.
+        upto: the largest norm that this holds for, as a multiple of the unit.
+        unit: name of a public value.
+        slack: whether it also adds at most √(1 − (n/unit)²), which clipping to that unit leaves unused.
     """
 
     most: float
@@ -42,16 +46,16 @@ class SideRelease(Part, ABC):
     """
 
     every: Annotated[int, Field(ge=1)] = 1
-    """Steps from one release to the next; what it gives holds until then, and the steps between do not pay for it."""
+    """Steps from one release to the next. What it gives holds until the next one; steps between do not pay for it."""
 
     of_errors: ClassVar[bool] = False
     """Whether `statistic` is given, instead of norms, the share of each unit's records that are classified wrongly."""
 
     additive: ClassVar[bool] = False
-    """Whether `statistic` of a batch is the sum of its records' own; where it is not said, steps are not recorded."""
+    """Whether `statistic` of a batch is the sum of its records' own. If not, steps are not recorded for replay."""
 
     keeps: ClassVar[frozenset[str]] = frozenset()
-    """Names of the carried values that `later` keeps for the release itself; the history does not show them."""
+    """Names of carried values that `later` sets for the release's own use; the history does not show them."""
 
     defaults: ClassVar[Mapping[str, float]] = {}
     """Start values of what it steers or compares with, unless given otherwise."""
@@ -71,11 +75,11 @@ class SideRelease(Part, ABC):
         return 1.0
 
     def added(self) -> tuple[Added, ...]:
-        """h(n), what a record of norm n moves `statistic` by, whether it joins or leaves, as a function of steps.
+        """h(n): by how much a record of norm n moves `statistic` when it joins or leaves, as a function in pieces.
 
-        A record belongs to the first of these that it is within, so the last one is for every n. `unit` is the public
-        value, the record's own where there is one per group, as `statistic` sees it. What a
-        record moves that is not counted belongs here too: each moves a centred count by ½.
+        The first piece whose `upto` covers the norm n is the record's. The last piece must cover every n. `unit` is the
+        public value as `statistic` sees it, that of the record's group if there is one per group. A record that is not
+        counted may move the statistic, too: every record moves a centred count by ½.
         """
         return (Added(self.sensitivity()),)
 
@@ -92,54 +96,54 @@ class SideRelease(Part, ABC):
         return {}
 
     def now(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
-        """Public values that hold from this step to the next release; those it `keeps` are `later`'s already."""
+        """Public values that hold from this step to the next release; `public` has those of `keeps` from `later`."""
         return {}
 
     def consequences(
         self, noised: Tensor, carried: Public, public: Public, facts: StepFacts
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """`later` of the carried values, and `now` of this step's public ones."""
+        """`later`, made of the carried values, and `now`, made of this step's public values."""
         later = self.later(noised, carried, facts)
         return later, self.now(noised, {**public, **{name: later[name] for name in self.keeps}}, facts)
 
     def joint_noise(self, rule: WeightRule, plan: Plan, noise_multiplier: float) -> float:
         """σ^eff = (max_n [ (w(n)·n/Δ)²/σ² + h(n)²/σ_1² ])^(−1/2) of a weighted sum and a release of the same sample.
 
-        Proof. Fix the run so far, hence the model and all carried values, what the model draws, and so a record's norm
-        n. Compare a sample with the record and without. The noises of statistic and sum are independent, of σ_1 and σ·Δ
-        per coordinate. Divided by these, the statistic is a Gaussian of variance 1 that the record moves by at most
-        h(n)/σ_1; and, given whatever value of it came out, the sum is another that it moves by at most w(n)·n/(σ·Δ),
-        whatever weights and Δ were made of that value. Together they are one Gaussian of variance 1 whose coordinates
-        may be chosen as it is released, and the record moves it by at most the root of the sum of both squares. If that
-        is at most μ in every outcome, N(0, 1) against N(μ, 1) dominates; 1/σ^eff is such a μ, as it is one for every n.
-        A record that joins moves both by as much as one that leaves, and Poisson sampling preserves domination in both
-        directions.
+        Proof. Fix the run so far and what the model draws; this fixes the model, all carried values, and a record's
+        norm n. Compare a sample with the record and without it. The noises of statistic and sum are independent, with
+        standard deviations σ_1 and σ·Δ per coordinate. Divided by σ_1, the statistic is a Gaussian of variance 1, which
+        the record moves by at most h(n)/σ_1. Given whatever value of it came out, the sum divided by σ·Δ is another
+        one, which the record moves by at most w(n)·n/(σ·Δ), whatever weights and Δ were made of that value. Together
+        they are one Gaussian of variance 1 whose coordinates may be chosen as it is released, and the record moves it
+        by at most the root of the sum of both squares. If that is at most μ in every outcome, N(0, 1) against N(μ, 1)
+        dominates. 1/σ^eff is such a μ, because it holds for every n. A record that joins moves both by as much as one
+        that leaves, and Poisson sampling preserves domination in both directions.
 
-        The maximum. `added` cuts n ≥ 0 into finitely many pieces on each of which h is at most a constant, and a piece
-        lies within n ≤ upto·u, u a public value. There w(n)·n/Δ is at most `rule.reach(unit, upto)` for every value of
-        u that could have been carried. So each piece is bounded by the sum of two constants, and all n by the largest
-        of these: no n is tried out. A bound by u needs weights that are made of the same u, so it is not used where the
-        release itself gives another u to the weights of this step. The norm that is counted is the one that is weighed:
-        also in chunks, whose norms are computed twice (`Looking.first_norms`).
+        The maximum. `added` cuts n ≥ 0 into finitely many pieces. On each piece h is at most a constant, and n ≤ upto·u
+        for a public value u. There w(n)·n/Δ is at most `rule.reach(unit, upto)`, for every value that u could have had.
+        So each piece is bounded by the sum of two constants, and all n by the largest of these sums: no n is tried out.
+        A bound by u needs weights that are made of the same u. So it is not used where the release itself gives another
+        u to the weights of this step. The norm that is counted must be the norm that is weighed, also in chunks, whose
+        norms are computed twice (`Looking.first_norms`).
 
-        Slack. Where the rule is min(1, u/n) itself, a record within u adds n of Δ ≥ u to the sum, and to a statistic of
-        slack h(n) with (n/u)² + h(n)² ≤ 1. Then (n/Δ)²/σ² + h(n)²/σ_1² ≤ max(1/σ², 1/σ_1²): with σ_1 = σ the statistic
-        is a few more coordinates of the gradient's own release, and costs nothing.
+        Slack. Let the rule be min(1, u/n) itself. A record with n ≤ u adds n to the sum, where Δ ≥ u, and adds h(n) to
+        a statistic with slack, where (n/u)² + h(n)² ≤ 1. Then (n/Δ)²/σ² + h(n)²/σ_1² ≤ max(1/σ², 1/σ_1²). With σ_1 = σ
+        the statistic is a few more coordinates of the gradient's own release, and costs nothing.
 
-        With one piece this is `fuse`: one record is thought to move both fully.
+        With one piece this is `fuse`, as if one record moved both by all it may.
         """
         return min(_of_piece(piece, self, rule, self.noise(plan), noise_multiplier) for piece in _whole(self))
 
     @property
     def tied(self) -> bool:
-        """Whether `joint_noise` rests on a record's norm, so that the norm weighed must be the one that was counted.
+        """Whether `joint_noise` rests on a record's norm, so that the norm weighed must be the norm that was counted.
 
-        Of another `joint_noise` than the one here nobody knows what it rests on.
+        It may also do so if a class has a `joint_noise` of its own.
         """
         return len(self.added()) > 1 or type(self).joint_noise is not SideRelease.joint_noise
 
     def objection(self, combination: Combination) -> str | None:
-        """A statistic that nobody uses costs privacy for nothing."""
+        """Refuse a statistic that no other part uses: it would cost privacy for nothing."""
         rule, objective = combination.weights, combination.objective
         used = rule.reads | {"scale"} | objective.reads if rule else frozenset()
         if used & (self.gives | self.steers):
@@ -160,7 +164,7 @@ def _whole(release: SideRelease) -> tuple[Added, ...]:
 
 
 def _of_piece(piece: Added, release: SideRelease, rule: WeightRule, noise: float, noise_multiplier: float) -> float:
-    """The noise multiplier of both releases for the records of one piece; what they do not move costs nothing."""
+    """The noise multiplier of both releases for records of one piece; a release that they do not move costs nothing."""
     bounded = piece.upto < math.inf and piece.unit not in release.gives
     if bounded and piece.slack and piece.unit == "clip_norm" and type(rule).reach is FlatClip.reach:
         return min(noise_multiplier, noise)
@@ -172,7 +176,7 @@ def _of_piece(piece: Added, release: SideRelease, rule: WeightRule, noise: float
 def counts(ids: Tensor, size: int, shares: Tensor | None = None) -> Tensor:
     """`[size]` float32: how often each of `[u]` ids below `size` occurs, or the sum of its `[u]` shares."""
     if ids.device.type == "cpu":
-        return torch.bincount(ids, shares, minlength=size).float()  # on a GPU it would wait for an answer
+        return torch.bincount(ids, shares, minlength=size).float()  # on a GPU `bincount` would wait for the device
     each = ids.unsqueeze(1) == _places(size, ids.device)
     return (each if shares is None else each * shares.unsqueeze(1)).sum(0, dtype=torch.float32)
 

@@ -20,5 +20,5 @@ class Updating(Running):
     """An update during one run."""
 
     def direction(self, noisy_sum: Tensor, facts: StepFacts) -> Tensor:
-        """Flat `[d]`, from the step's noisy sum `[d]`; divided by B afterwards."""
+        """The direction, flat `[d]`, made from the step's noisy sum `[d]`; the loop divides it by B afterwards."""
         return noisy_sum

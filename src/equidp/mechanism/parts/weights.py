@@ -14,12 +14,12 @@ from equidp.mechanism.parts.public import Public
 
 
 class WeightRule(Part, ABC):
-    """Turns each record's gradient norm into a weight w_i, and a bound on w_i·n_i for every record that could be."""
+    """Turns each record's gradient norm n_i into a weight w_i, and bounds w_i·n_i for every possible record."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
 
     defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0}
-    """What those values are unless given otherwise."""
+    """Values of what it reads, unless given otherwise."""
 
     promised = (("reach", ("weights", "bound")),)
 
@@ -32,9 +32,9 @@ class WeightRule(Part, ABC):
         """sup over all norms n ≥ 0 of w(n)·n; shape of the public values, `()` or `[K]`."""
 
     def reach(self, unit: str, upto: float) -> float:
-        """sup of w(n)·n over `bound`, for norms n ≤ `upto`·public[`unit`] and *whatever* the public values are.
+        """sup of w(n)·n divided by `bound`, for norms n ≤ `upto`·public[`unit`] and *whatever* the public values are.
 
-        1 holds always; a rule that knows better says so, for a side release that counts by the same unit.
+        1 always holds. A rule with a smaller value states it, for a side release that counts by the same unit.
         """
         return 1.0
 
@@ -44,7 +44,7 @@ class FlatClip(WeightRule):
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """min(1, C/n), and 1 for a zero gradient."""
-        return (public["clip_norm"] / norms).clamp(0.0, 1.0)  # a C below 0, which noise may give, bounds by 0
+        return (public["clip_norm"] / norms).clamp(0.0, 1.0)  # noise may make C negative: the weight is then 0
 
     def bound(self, public: Public) -> Tensor:
         """C."""
@@ -56,7 +56,7 @@ class FlatClip(WeightRule):
 
 
 class UnitWeight(WeightRule):
-    """w = 1: no bound, hence no privacy. It exists so that a combination with it is refused with that reason."""
+    """w = 1: no bound, hence no privacy. It exists so that a combination with it is refused for that reason."""
 
     reads: ClassVar[frozenset[str]] = frozenset()
     defaults: ClassVar[Mapping[str, float]] = {}
@@ -73,13 +73,13 @@ class UnitWeight(WeightRule):
 def sensitivity(rule: WeightRule, public: Public, *, scaled: bool = True) -> Tensor:
     """Δ, shape `()`: the largest bound over *all* K groups, present in the batch or not, times the groups' scales.
 
-    Taking the maximum over the groups present would let the noise reveal who is in the batch. `scaled`: whether some
-    scale may be another than 1.
+    A maximum over the groups that are present would let the noise reveal who is in the batch. `scaled`: whether some
+    scale may differ from 1.
     """
     bounds = rule.bound(public) * public["scale"] if scaled else rule.bound(public)
     return bounds.max() if bounds.dim() else bounds
 
 
 def known_sensitivity(rule: WeightRule, public: Public) -> Tensor:
-    """Δ where these values give one; infinite where the rule needs others."""
+    """Δ if these values have all that the rule reads; else infinite."""
     return sensitivity(rule, public) if rule.reads <= public.keys() else torch.full_like(public["scale"], torch.inf)

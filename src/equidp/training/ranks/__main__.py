@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--rendezvous", required=True, help="host:port, the same on all machines")
     parser.add_argument("--folder", type=Path, required=True, help=f"the {FOLDER} of the asking machine")
     given = parser.parse_args()
-    # a machine that nobody will meet would wait for ever
+    # checked first, because a machine that no other will meet would wait for ever
     if not 0 < given.node < given.nodes:
         parser.error(f"--node {given.node} of --nodes {given.nodes}: they are counted from 0, the one that is asked.")
     if not is_address(given.rendezvous):
@@ -36,7 +36,7 @@ def main() -> None:
     try:
         _lend(given.folder, Machines(given.nodes, given.node, given.rendezvous))
     except EquidpError as error:
-        report(given.folder, error)  # the asking machine's ranks know that they have lost others, and not why
+        report(given.folder, error)  # the asking machine's ranks only know that they have lost others, but not why
         error.show()
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Asking for ranks: hand them a job, answer their calls, collect their results, tell what went wrong."""
+"""The asking side of a training on ranks: send a job, answer calls, collect results, tell what went wrong."""
 
 from __future__ import annotations
 
@@ -57,18 +57,24 @@ MEMORY = Path("/dev/shm")
 """Linux's folder in memory."""
 
 NO_PORT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Environment in which torch's launcher opens no port for its ranks."""
+"""Environment variables with which torch's launcher opens no port for its ranks."""
 
 POLL_SECONDS = 0.5
 """How often machines look for each other's files in the shared folder."""
 
 Evaluation = Callable[[dict[str, float], dict[str, Tensor]], Mapping[str, float]]
-"""Of a history row and the weights after that epoch: further columns."""
+"""Takes a history row and the weights after that epoch; returns more columns."""
 
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines of one training, from the environment; one machine unless it says otherwise."""
+    """The machines of one training; one machine, unless the environment says otherwise.
+
+    Attributes:
+        nodes: how many there are.
+        node: which one this is, from 0.
+        rendezvous: host:port where they meet; empty on one machine.
+    """
 
     nodes: int = 1
     node: int = 0
@@ -76,7 +82,12 @@ class Machines:
 
     @classmethod
     def from_environment(cls) -> Machines:
-        """Raises EquidpError for no number of machines, and for several without a place to meet, or the reverse."""
+        """Read the environment.
+
+        Raises:
+            EquidpError: if the number of machines is not 1 or more, if several have no place to meet or no folder, and
+                if there is a place to meet without a number of machines.
+        """
         asked, rendezvous = os.environ.get(NODES, "1"), os.environ.get(RENDEZVOUS, "")
         if rendezvous and NODES not in os.environ:  # all ranks would be here, and the other machines wait for ever
             raise EquidpError(
@@ -93,7 +104,7 @@ class Machines:
         return cls(nodes, 0, rendezvous)
 
     def share(self, devices: int) -> int:
-        """Ranks of each machine, of so many in all. Raises EquidpError where they cannot be divided."""
+        """Ranks of each machine, of `devices` in all. Raises EquidpError if they cannot be divided."""
         if devices % self.nodes:
             raise EquidpError(
                 f"training.devices={devices} cannot be divided among {self.nodes} machines: give a multiple of it."
@@ -101,19 +112,19 @@ class Machines:
         return devices // self.nodes
 
     def launch(self, devices: int, folder: Path) -> LaunchConfig:
-        """Torch's launch configuration for so many ranks in all.
+        """Torch's launch configuration for `devices` ranks in all.
 
-        On one machine all meet over files in the job's `folder`, which is private: torch's store over TCP listens on
-        every interface, asks nobody for a password, and what is in it is unpickled here.
+        On one machine they meet over files in the job's `folder`, which is private. Torch's store over TCP would listen
+        on every interface, and ask nobody for a password, and what is in it is unpickled here.
 
         Raises:
-            EquidpError: where they cannot be divided among the machines.
+            EquidpError: if they cannot be divided among the machines.
         """
         common: dict[str, Any] = {
             "min_nodes": self.nodes,
             "max_nodes": self.nodes,
             "nproc_per_node": self.share(devices),
-            "max_restarts": 0,  # a step done again is a step charged again: continuing is the user's decision
+            "max_restarts": 0,  # steps done again may be charged again, so the user decides whether to go on
             "monitor_interval": 0.1,
             "logs_specs": DefaultLogsSpecs(log_dir=os.devnull),  # torch would leave a folder behind for every training
         }
@@ -133,17 +144,19 @@ def is_address(text: str) -> bool:
 def train(
     job: Mapping[str, Any], split: Split, devices: int, on_epoch: Evaluation | None
 ) -> tuple[dict[str, Tensor], pd.DataFrame, dict[str, Any]]:
-    """Train on `devices` ranks; weights, history and privacy statement.
+    """Train on `devices` ranks; returns weights, history and privacy statement.
 
     Args:
         job: what `TrainingRequest.to_dict` tells, and whether to show progress.
-        on_epoch: called here after every epoch.
+        split: the records.
+        devices: how many ranks, on all machines.
+        on_epoch: called in this process after every epoch.
 
     Raises:
-        EquidpError: where a rank fails or is killed.
+        EquidpError: if a rank fails or is killed.
     """
     machines = Machines.from_environment()
-    # by the public N: how many records there are must not show
+    # by the public N, because the actual number of records must not show
     _refuse_too_many(job["training"]["device"], devices, machines, job["plan"]["records"])
     with _job_folder() as folder, _meeting_in_memory(folder, machines), _listening(on_epoch) as socket:
         storage.save(split.train, folder / TRAIN)
@@ -175,10 +188,10 @@ def _refuse_too_many(device: str, devices: int, machines: Machines, records: int
 
 
 def _await_others(folder: Path, nodes: int) -> None:
-    """Return once all other machines have seen the job. Torch would wait too, but hear of no Ctrl-C meanwhile.
+    """Return when all other machines have seen the job. Torch would wait too, but without noticing Ctrl-C.
 
     Raises:
-        EquidpError: one was told of another number of machines.
+        EquidpError: if one was told of another number of machines.
     """
     for node in range(1, nodes):
         while not (sign := folder / ARRIVED.format(node)).exists():
@@ -191,7 +204,7 @@ def _await_others(folder: Path, nodes: int) -> None:
 
 @contextlib.contextmanager
 def _job_folder() -> Iterator[Path]:
-    """A folder that nobody else may read; it holds records, and goes at the end."""
+    """A folder that nobody else may read. It holds records, and is removed at the end."""
     shared = os.environ.get(FOLDER)
     if shared is None:
         with tempfile.TemporaryDirectory(prefix="equidp-ranks-", ignore_cleanup_errors=True) as name:
@@ -215,13 +228,13 @@ def _job_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _meeting_in_memory(folder: Path, machines: Machines) -> Iterator[None]:
-    """Let ranks of one machine meet over files in memory, where there is such a folder.
+    """Let ranks of one machine meet over files in memory, if there is such a folder.
 
-    On a disk that others have filled meanwhile, torch tries for minutes to write a few bytes, and hears of no Ctrl-C.
+    If a disk has become full, torch tries for minutes to write a few bytes to it, and does not notice Ctrl-C meanwhile.
     """
     with contextlib.ExitStack() as kept:
         if machines.nodes == 1:
-            with contextlib.suppress(OSError):  # there is none, or it is full: then in the job's folder
+            with contextlib.suppress(OSError):  # if there is none or it is full, they meet in the job's folder
                 own = kept.enter_context(tempfile.TemporaryDirectory(prefix="equidp-", dir=MEMORY))
                 for name in (MEETING, STORE):
                     (folder / name).symlink_to(Path(own) / name)
@@ -230,11 +243,11 @@ def _meeting_in_memory(folder: Path, machines: Machines) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listening(on_epoch: Evaluation | None) -> Iterator[str | None]:
-    """Answer rank 0's calls in a thread, while the main one waits for the ranks; yields where to call, if anywhere."""
+    """Answer rank 0's calls in a thread, while the main one waits for the ranks; yields the address, or None."""
     if on_epoch is None:
         yield None
         return
-    # not in the job's folder: the system wants a short path, and other machines' file systems may have no sockets
+    # not in the job's folder: a socket needs a short path, and a file system that machines share may have no sockets
     place = tempfile.TemporaryDirectory(prefix="equidp-", dir=None if sockets_fit() else "/tmp")
     with place as own, Listener(address := str(Path(own) / SOCKET), family="AF_UNIX") as listener:
         thread = threading.Thread(target=_answer, args=(listener, on_epoch), daemon=True)
@@ -242,7 +255,7 @@ def _listening(on_epoch: Evaluation | None) -> Iterator[str | None]:
         try:
             yield address
         finally:
-            # a call of our own ends a thread that nobody has called
+            # if nobody has called, the thread still waits: a call from here ends it
             with contextlib.suppress(OSError):
                 Client(address, family="AF_UNIX").close()
             thread.join(timeout=60)
@@ -258,21 +271,21 @@ def _answer_one(line: Connection, on_epoch: Evaluation) -> None:
     row, weights = json.loads(line.recv_bytes()), load(line.recv_bytes())
     try:
         reply: dict[str, Any] = {"columns": dict(on_epoch(row, weights))}
-    except Exception as error:  # the ranks must not wait for ever
+    except Exception as error:  # answered, because the ranks must not wait for ever
         reason = error.message if isinstance(error, EquidpError) else repr(error)
         reply = {"error": f"After epoch {row['epoch']:g}: {reason}"}
     line.send_bytes(json.dumps(reply).encode())
 
 
 def launch(config: LaunchConfig, folder: Path, job: Mapping[str, Any], *, worker: Callable[[str], None] = work) -> None:
-    """Run `worker(folder)` on every rank, to its end.
+    """Run `worker(folder)` on every rank of this machine, to its end.
 
     Raises:
         EquidpError: with the reason of the rank that failed first.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        # torch's launcher tells everything twice; we tell it once
+        # torch's launcher would log what `_reason` tells
         launcher, starter = (
             held_back(f"torch.{name}", below=logging.CRITICAL) for name in ("distributed.elastic", "multiprocessing")
         )

@@ -17,7 +17,7 @@ from equidp.mechanism.trainer import EpochCallback, Trainer
 from equidp.training.ranks.peers import Peers
 
 GO, SAVE, STOP = 0, 1, 2
-"""What rank 0 says to the others between steps: go on, send your state, stop."""
+"""Words that rank 0 sends to the others between steps: go on, send your state, stop."""
 
 OF_ONE_RANK = ("random", "global_random", "sampling", "contributing", "diagnostics")
 """Parts of a trainer's state that differ from rank to rank."""
@@ -30,8 +30,8 @@ class FollowedError(Exception):
 class ParallelTrainer(Trainer):
     """The training loop on one of several ranks.
 
-    Between steps rank 0 may do what only one process should (save, evaluate, notice Ctrl-C); the others wait for its
-    word, so that all leave the loop after the same step, or none.
+    Between steps rank 0 may do what only one process should do (save, evaluate, notice Ctrl-C). The others wait for its
+    word, so that all of them leave the loop after the same step.
     """
 
     alone = False
@@ -43,9 +43,10 @@ class ParallelTrainer(Trainer):
 
     @classmethod
     def joined(cls, peers: Peers, saved: Mapping[str, Any] | None, *, ledger: Ledger, **arguments: Any) -> Trainer:
-        """The loop of this rank in step with the others: from rank 0's checkpoint if it has one, or its weights.
+        """Make the loop of this rank, in the state of rank 0's checkpoint if there is one, and with rank 0's weights.
 
-        All ranks call this at once. The others' ledgers start with what rank 0's knows, as parts may look at that.
+        All ranks call this at once. The others' ledgers start with the steps done in rank 0's, because parts may look
+        at the ledger.
         """
         done = peers.object_from_first([event.to_dict() for event in ledger.done])
         own = ledger if peers.first else Ledger(Event.from_dict(entry) for entry in done)
@@ -59,7 +60,7 @@ class ParallelTrainer(Trainer):
     def train(
         self, on_epoch: EpochCallback | None = None, *, on_step: Callable[[], None] | None = None, progress: bool = True
     ) -> list[dict[str, float]]:
-        """As on one process; callbacks and the progress bar are rank 0's alone."""
+        """As on one process; only rank 0 calls the callbacks and shows progress."""
 
         def after_epoch(row: dict[str, float], model: nn.Module) -> Mapping[str, float]:
             self._refuse_different_weights()
@@ -79,7 +80,7 @@ class ParallelTrainer(Trainer):
         try:
             result = callback()
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # where the others are gone already
+            with contextlib.suppress(RuntimeError):  # the others may be gone already
                 self._say(STOP)
             raise
         finally:
@@ -102,7 +103,7 @@ class ParallelTrainer(Trainer):
 
     @property
     def finished(self) -> bool:
-        """Rank 0's view, where the end depends on outputs."""
+        """As on one process; where the end depends on outputs, rank 0's answer."""
         mine = super().finished
         return mine if self.algorithm.fixed else bool(self.peers.number_from_first(float(mine)))
 
@@ -115,7 +116,7 @@ class ParallelTrainer(Trainer):
         return self.peers.number_from_first(super().public_loss(records) if self.peers.first else 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """On rank 0 the whole run's state, each other rank's own parts under `ranks`."""
+        """On rank 0 the state of the whole run, with the other ranks' own parts under `ranks`."""
         if self._followed:
             self._say(SAVE)
         state = super().state_dict()
@@ -126,7 +127,7 @@ class ParallelTrainer(Trainer):
         return None if self.peers.first else {name: state[name] for name in OF_ONE_RANK}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue as the rank this is."""
+        """Continue from the state, with this rank's own parts of it."""
         own = {} if self.peers.first else state["ranks"][self.peers.rank - 1]
         super().load_state_dict({name: value for name, value in {**state, **own}.items() if name != "ranks"})
 
@@ -144,7 +145,7 @@ class ParallelTrainer(Trainer):
         return super()._diagnostic_row()
 
     def _refuse_different_weights(self) -> None:
-        """A defence against mistakes in parts: ranks that part ways would train on, and mean nothing."""
+        """Refuse ranks whose weights differ, by a mistake in a part: they would train on, without a meaning."""
         weights = self.engine.flatten().cpu().numpy().tobytes()
         seen = self.peers.gather(hashlib.sha256(weights).hexdigest())
         if len(set(seen)) > 1:

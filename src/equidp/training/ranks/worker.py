@@ -48,15 +48,15 @@ from equidp.training.ranks.trainer import FollowedError
 from equidp.training.request import TrainingRequest
 
 AFTERMATH_SECONDS = 2.0
-"""A rank that has merely lost its peers waits so long, so that the one that died is found first."""
+"""How long a rank that has only lost its peers waits before it fails, so that the rank that died is found first."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux's number of the call that chooses a signal for the end of the process that started this one."""
+"""Linux's number of the option that sets which signal this process gets when the process that started it ends."""
 
 
 def work(folder: str) -> None:
-    """What each rank runs: load the job, train, and on rank 0 write the results. Top-level, so that it can be sent."""
-    os.setsid()  # Ctrl-C reaches the process that was asked to train, and it tells us
+    """Run a rank: load the job, train, and on rank 0 write the results. At top level, so that it can be sent."""
+    os.setsid()  # Ctrl-C goes to the process that was asked to train, which tells the ranks
     with _ending_with_starter(Path(folder)):
         _work(folder)
 
@@ -71,38 +71,38 @@ def _work(folder: str) -> None:
         peers.leave()
     except FollowedError:
         if at_home():
-            # torch has a rank that returns wait until its result was read. A launcher that was told to stop reads none,
-            # and would kill this rank after 30 seconds; rank 0 says how the training ended
+            # With torch, a rank that returns waits until its result is read. A launcher that was told to stop reads
+            # none, and would kill this rank after 30 seconds. Rank 0 reports how the training ended.
             os._exit(0)
     except EquidpError as error:
         report(Path(folder), error)
         sys.exit(error.exit_code)
     except Exception:
-        # where another rank has died, the launcher ends this one meanwhile, and tells of that one alone
+        # if another rank has died, the launcher ends this one while it sleeps, and reports that one alone
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(AFTERMATH_SECONDS)
-        if (Path(folder) / JOB).exists() and not reported(Path(folder)):  # else another machine's rank has said more
-            traceback.print_exc()  # the launcher would keep it to itself
+        if (Path(folder) / JOB).exists() and not reported(Path(folder)):  # if not, the cause is known
+            traceback.print_exc()  # the launcher would not show it
         raise
 
 
 @contextlib.contextmanager
 def _ending_with_starter(folder: Path) -> Iterator[None]:
-    """During the block this rank stops where the process that started it has ended, and then ends for good.
+    """Within the context, stop this rank if the process that started it ends, and then end this process.
 
-    Torch would have it wait for that process for ever, with the records in its memory, and in a folder of which nobody
-    is left to remove it. Rank 0 finishes its step, saves, and takes the others along, as after Ctrl-C.
+    With torch it would wait for that process for ever. The records would stay in its memory, and in a folder that
+    nobody would remove. Rank 0 finishes its step, saves, and takes the others along, as after Ctrl-C.
     """
     starter, left = multiprocessing.parent_process(), threading.Event()
     assert starter is not None
     if sys.platform == "linux":
-        # torch has the system send SIGINT too, once for each of the starter's threads; a second signal would cut off
-        # the checkpoint
+        # Torch makes the system send SIGINT as well, once for each of the starter's threads. A second signal would
+        # interrupt the checkpoint.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
 
     def watch() -> None:
         wait([starter.sentinel])
-        if at_home():  # other machines' ranks may still have to read what went wrong
+        if at_home():  # with several machines, ranks may still have to read there what went wrong
             _remove(folder)
         os.kill(os.getpid(), signal.SIGTERM)
         left.wait()
@@ -114,13 +114,13 @@ def _ending_with_starter(folder: Path) -> Iterator[None]:
         yield
     finally:
         left.set()
-        if not starter.is_alive():  # nobody reads how this rank ended, and torch would leave a file that says so
+        if not starter.is_alive():  # nobody reads how this rank ended, and torch would leave a file about it
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             watching.join()
 
 
 def _remove(folder: Path) -> None:
-    """Remove a job's folder, and those beside it in which the ranks have met, and called who asked for them."""
+    """Remove a job's folder, that in which the ranks have met, and that of the socket to the asking process."""
     places = {(folder / name).resolve().parent for name in (MEETING, STORE)}
     with contextlib.suppress(OSError, ValueError, KeyError):
         if address := json.loads((folder / JOB).read_text())["evaluated_at"]:
@@ -130,11 +130,11 @@ def _remove(folder: Path) -> None:
 
 
 def _device(name: str) -> torch.device:
-    if name != "cpu" and torch.cuda.is_available():  # before anything else opens a context on the first GPU
+    if name != "cpu" and torch.cuda.is_available():  # first, before anything opens a context on another rank's GPU
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     device = choose_device(name)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        here = int(os.environ["LOCAL_WORLD_SIZE"])  # ranks of this machine: they would stand in each other's way
+        here = int(os.environ["LOCAL_WORLD_SIZE"])  # the ranks of this machine share its threads
         torch.set_num_threads(max(1, torch.get_num_threads() // here))
     return device
 
@@ -144,14 +144,14 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
         # rank 0 decides when to stop, and takes the others along
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-    refuse_other_code(peers)  # which may not know these settings
+    refuse_other_code(peers)  # before the settings are read, which other code may not know
     train = storage.load(folder / TRAIN)
     public = storage.load(folder / PUBLIC) if (folder / PUBLIC).exists() else train.take(torch.arange(0))
     split = Split(train, train.take(torch.arange(0)), public)
     request = TrainingRequest.from_dict(job)
     with fixed_order(request.training.deterministic, peers.device):
         prepared = prepare(request, split, peers)
-        if peers.first:  # all have their records: a copy would outlive whoever is killed
+        if peers.first:  # all ranks have their records by now; a copy on disk would stay if they are killed
             (folder / TRAIN).unlink(missing_ok=True)
         with _evaluating(job["evaluated_at"] if peers.first else None) as on_epoch:
             rows = prepared.run(on_epoch, progress=job["progress"])
@@ -167,7 +167,7 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
 
 @contextlib.contextmanager
 def _evaluating(address: str | None) -> Iterator[EpochCallback | None]:
-    """A callback that has the asking process evaluate, and waits for its columns."""
+    """Yield a callback that lets the asking process evaluate, and waits for its columns; None without an address."""
     if address is None:
         yield None
         return
