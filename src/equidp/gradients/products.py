@@ -31,7 +31,8 @@ class Outer(Term):
         self.inputs, self.backprops = inputs, backprops
 
     def squared_norms(self) -> Tensor:
-        # a factor of lost squares would be multiplied by the other, which may be huge: each has its own share back
+        # a norm may lose tiny squares, and the other norm, by which it is multiplied, may be huge: so `norms_of` adds
+        # to each norm what it may have lost
         squared = norms_of(self.inputs) * self.backprops.squared_norms()
         return squared.add_(lost(1, squared.dtype))
 
@@ -48,7 +49,7 @@ class Outer(Term):
 
 
 class Products(Term):
-    """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`: calls' positions in a row."""
+    """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`, the calls' positions in a row."""
 
     def __init__(self, inputs: Sequence[Tensor], backprops: Sequence[Tensor]) -> None:
         self._calls = inputs, backprops
@@ -57,7 +58,7 @@ class Products(Term):
 
     @cached_property
     def _compiled(self) -> CompiledGradients | None:
-        """Asked for only where gradients are formed: to compile takes longer than many a run's Gram matrices."""
+        """Compiled code, made only if gradients are formed: to compile takes longer than some runs' Gram matrices."""
         if len({x.shape[1] for x in self._calls[0]}) > 1:
             return None
         rows = ([x.unsqueeze(1) for x in calls] for calls in self._calls)  # images of one row, a pixel per position
@@ -65,12 +66,12 @@ class Products(Term):
 
     @cached_property
     def inputs(self) -> Tensor:
-        """`[b, P, i]`."""
+        """Inputs of all calls, `[b, P, i]`."""
         return along_positions(self._calls[0])
 
     @cached_property
     def backprops(self) -> Tensor:
-        """`[b, P, o]`."""
+        """Backprops of all calls, `[b, P, o]`."""
         return along_positions(self._calls[1])
 
     def squared_norms(self) -> Tensor:
@@ -92,11 +93,11 @@ class Products(Term):
 
     @property
     def width(self) -> int:
-        """Of how many products the entries of both Gram matrices are sums."""
+        """Number of products that are summed in an entry of either Gram matrix, i + o."""
         return sum(self._widths)
 
     def grams(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Gram matrices of inputs and of backprops."""
+        """Give the Gram matrices of inputs and of backprops."""
         left, right = (alike(factor, factor.transpose(1, 2)) for factor in (self.inputs, self.backprops))
         yield left, right
 
@@ -114,7 +115,7 @@ class Products(Term):
         return alike(self.backprops[start:stop].transpose(1, 2), self.inputs[start:stop]).flatten(1)
 
     def _turned(self, gradients: Tensor) -> Tensor:
-        """`[…, i·o]` to `[…, o·i]`."""
+        """Return `[…, i·o]` as `[…, o·i]`."""
         return gradients.unflatten(-1, self._widths).transpose(-1, -2).flatten(-2)
 
 
