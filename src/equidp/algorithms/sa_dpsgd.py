@@ -132,7 +132,7 @@ class Annealing(Acceptance):
 
 
 class _Annealing(Accepting):
-    """What both energies share."""
+    """The counters and the decision, which both energies share."""
 
     remembered: ClassVar[tuple[str, ...]] = ("accepted", "rejected", "refused_in_a_row", "finished")
     accepted: int

@@ -29,7 +29,7 @@ FALSE_POSITIVE_RATE = 0.01
 """The false positive rate of an attacker who is rarely wrong (Carlini et al. 2022)."""
 
 FEWEST = round(5 / FALSE_POSITIVE_RATE)
-"""With fewer units on either side the rate is not reported: hardly any would be beyond such a threshold."""
+"""If a side has fewer units, the rate is not reported, because hardly any unit would be beyond such a threshold."""
 
 Scores = np.ndarray
 

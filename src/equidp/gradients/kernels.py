@@ -414,7 +414,7 @@ class Tiles:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Return a program's most bytes of shared memory; 0 if the device has no tensor cores for TF32."""
+    """Return the most bytes of shared memory of a program; 0 if the device has no tensor cores for TF32."""
     if device.type != "cuda":
         return 1 << 17  # Triton's interpreter, or no kernels at all
     facts: Any = torch.cuda.get_device_properties(device)

@@ -72,7 +72,14 @@ def exact(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """What a rule reads: a layer's calls in one batch, the names of its trainable parameters, and room to work in."""
+    """The input of a rule.
+
+    Attributes:
+        layer: the layer.
+        calls: its calls in one batch.
+        names: names of its trainable parameters.
+        workspace: buffers to work in.
+    """
 
     layer: Any
     calls: Sequence[Call]

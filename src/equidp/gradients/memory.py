@@ -11,7 +11,8 @@
 The other 40 % are for gradients that are kept (`Workspace`: up to a quarter of the GPU's memory), and for windows and
 libraries.
 
-The driver's figure of free memory wavers. Because of the coarse steps a resumed run still finds the same number.
+The driver's figure of free memory varies a little. Because of the coarse steps a resumed run still finds the same
+number.
 
 The number of records at once decides how all of them are rounded (`shape.py`), so it must not depend on the true number
 of records: with one record more, the driver's figure could fall below a step. So everything that this process holds
