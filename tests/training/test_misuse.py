@@ -366,7 +366,8 @@ def _interrupted_at(call: int, trainer: Trainer) -> int:
 
     def follow(frame: FrameType, event: str, _: object) -> None:
         nonlocal calls
-        if event == "call" and "equidp/gradients/tape" in frame.f_code.co_filename.replace("\\", "/"):
+        where = frame.f_code.co_filename.replace("\\", "/")
+        if event == "call" and "equidp/gradients/tape" in where:
             calls += 1
             if calls == call:
                 sys.settrace(None)
@@ -382,20 +383,51 @@ def _interrupted_at(call: int, trainer: Trainer) -> int:
     return calls
 
 
+class Placed(nn.Module):
+    """It adds a number of its own to each place, `[1, 4, 1]` for all records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.inner, self.out = nn.Parameter(torch.ones(1, 4, 1)), nn.Linear(1, 4), nn.Linear(16, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.inner(features.unsqueeze(2) + self.places)).flatten(1))
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_step_can_be_taken_anew_wherever_ctrl_c_came() -> None:
-    """A hook that was left on a layer made all later steps fail, after each was charged."""
-    trainer = trainer_of(epochs=80)
+    """A hook that was left on a layer made all later steps fail, after each was charged.
+
+    Places that were left for as many records as the batch had made the model fail on others, and all later steps.
+    """
+    trainer = trainer_of(model=Placed(), epochs=80)
     trainer.run_steps(2)
     for call in range(1, 400):
         before = trainer.steps_done
-        if _interrupted_at(call, trainer) < call:
+        last = _interrupted_at(call, trainer) < call
+        trainer.model(FEATURES[:3])
+        if last:
             break
         trainer.run_steps(1)
         assert trainer.steps_done > before
     assert call > 20
     assert charged(trainer) > trainer.steps_done
     assert spent(trainer) > 0
+
+
+def test_the_first_update_can_be_taken_anew_where_ctrl_c_came() -> None:
+    """All later steps failed after they were charged."""
+    trainer = trainer_of()
+    views, trainer.engine.passes.views = trainer.engine.passes.views, _raise_interruption  # type: ignore[method-assign]
+    with pytest.raises(Interruption):
+        trainer.engine.apply_gradient(torch.zeros(trainer.engine.dimension))
+    trainer.engine.passes.views = views  # type: ignore[method-assign]
+    trainer.run_steps(1)
+    assert trainer.steps_done == 1
+
+
+def _raise_interruption(*_: object) -> Any:
+    raise Interruption
 
 
 def _with(row: int, label: int) -> Tensor:

@@ -323,8 +323,8 @@ class GradientEngine:
     def apply_gradient(self, flat: Tensor, over: float = 1.0) -> None:
         """Let every parameter's `.grad` hold its part of a `[d]` vector divided by `over`, for an optimiser's step."""
         if self._gradient is None:
-            self._gradient = torch.empty_like(flat)
-            self._held = self.passes.views(self._gradient)
+            gradient = torch.empty_like(flat)
+            self._held, self._gradient = self.passes.views(gradient), gradient  # Ctrl-C may come between
         for parameter, view in zip(self.parameters, self._held, strict=True):
             # another one at first, after `zero_grad`, and where a loss was differentiated without the engine
             if parameter.grad is not view:

@@ -44,6 +44,9 @@ def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
         loop.seed_unforeseen()
         try:
             return steps(*args, **kwargs)
+        except BaseException:
+            loop.engine.passes.clear()  # Ctrl-C may have left in the model what a pass puts there
+            raise
         finally:
             loop.seed_unforeseen()
 
