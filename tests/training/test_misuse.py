@@ -71,18 +71,83 @@ CHANGES: list[tuple[Callable[[Any], object], str]] = [
     (lambda model: nn.utils.weight_norm(model[0]), r"in the place of '0\.weight'"),
     (lambda model: model.half(), r"'0\.weight' has become float16"),
     (lambda model: model.double(), r"'0\.weight' has become float64"),
+    (lambda model: setattr(model[0].weight, "data", torch.zeros(4, 5)), r"'0\.weight' has become \[4, 5\]"),
+    (lambda model: model[0].register_forward_hook(_centred), "not those of the loss"),
+    (lambda model: model[2].register_full_backward_hook(_summed), "mixes records|not those of the loss"),
+    (
+        lambda model: setattr(model[1], "forward", lambda given: torch.tanh(_centred(None, None, given))),
+        "mixes records",
+    ),
+    (lambda model: setattr(model, "forward", _halved(model.forward)), "turns torch.autocast on in its own forward"),
 ]
+
+
+def _centred(layer: object, given: object, outputs: Tensor) -> Tensor:
+    return outputs - outputs.mean(0)
+
+
+def _summed(layer: object, inward: tuple[Tensor, ...], outward: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(values + values.mean(0) for values in inward)
+
+
+def _halved(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """As `Accelerator(mixed_precision="bf16").prepare` does it."""
+
+    def within(features: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(features).float()
+
+    return within
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(("change", "words"), CHANGES)
 def test_a_model_that_is_changed_between_steps_is_not_trained_on(change: Callable[[Any], object], words: str) -> None:
-    """A BatchNorm that is put in later would learn exact statistics; another parameter would learn nothing at all."""
+    """A BatchNorm that is put in later would learn exact statistics; another parameter would learn nothing at all.
+
+    By a hook that was added after the first step one record moved the sum by seven times its bound.
+    """
     trainer = trainer_of()
     trainer.run_steps(1)
     change(trainer.model)
-    with pytest.raises(EquidpError, match=words):
+    for _ in range(2):
+        with pytest.raises(EquidpError, match=words):
+            trainer.run_steps(1)
+
+
+def test_a_hook_that_watches_may_be_added_between_steps() -> None:
+    """It is tried like the layers, and so are the next steps with it and without."""
+    one, other, seen = trainer_of(), trainer_of(), list[float]()
+    one.run_steps(6)
+    other.run_steps(2)
+    hook = other.model[1].register_forward_hook(lambda layer, given, outputs: seen.append(outputs.mean().item()))
+    other.run_steps(2)
+    assert seen
+    hook.remove()
+    other.run_steps(2)
+    assert torch.equal(one.engine.flatten(), other.engine.flatten())
+
+
+class Adapted(nn.Module):
+    """A frozen network in the type that it has, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.head = nn.Linear(4, 40).requires_grad_(False), nn.Linear(40, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.head(self.frozen(features.to(self.frozen.weight.dtype)).float())
+
+
+def test_frozen_layers_are_not_halved_between_steps() -> None:
+    """On a CPU, where a record that is not finite would spoil the one before it, as from the beginning."""
+    for assign in (False, True):
+        trainer = trainer_of(model=Adapted())
         trainer.run_steps(1)
+        halved = {name: value.bfloat16() for name, value in trainer.model.frozen.state_dict().items()}
+        trainer.model.frozen.load_state_dict(halved, assign=True) if assign else trainer.model.frozen.bfloat16()
+        with pytest.raises(EquidpError, match=r"'frozen\.weight' is in half precision"):
+            trainer.run_steps(1)
 
 
 def test_values_may_be_changed_between_steps() -> None:
@@ -278,7 +343,10 @@ def test_an_optimiser_that_could_take_no_step_is_refused(kind: Any, words: str) 
 
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [(torch.inference_mode, "Inside torch.inference_mode"), (lambda: torch.autocast("cpu"), "Inside torch.autocast")],
+    [
+        (torch.inference_mode, "Inside torch.inference_mode"),
+        (lambda: torch.autocast("cpu"), "Inside torch.autocast"),
+    ],
 )
 def test_a_mode_in_which_no_step_can_be_taken_is_refused_and_not_charged(mode: Any, words: str) -> None:
     trainer = trainer_of()

@@ -92,7 +92,8 @@ class GradientEngine:
         self._shares = WholeShares(model, loss)
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
-        self._probed_in: object = None  # the modes of the model's layers, and the shape of records that have windows
+        self._probed_in: object = None  # modes of layers, what they have beside, and the shape of records with windows
+        self._beside = self._trained.beside()
         self._tried = 0  # records of the largest batch that was tried in them
         self._others = of_others(model, loss)
         self._looks = Looks()  # in passes
@@ -186,7 +187,10 @@ class GradientEngine:
             )
         refuse_around(self.autocast_kind)
         modes = tuple(layer.training for layer in self._trained.layers())  # in another one a layer may do another thing
-        state = (modes, features.shape[1:] if self.passes.blocks else None)  # of larger records there are more windows
+        if (beside := self._trained.beside()) != self._beside:  # as may a hook that was added since
+            self._beside, self._others, self._looks = beside, of_others(self.model, self.loss), Looks()
+        done = (modes, beside)
+        state = (done, features.shape[1:] if self.passes.blocks else None)  # of larger records there are more windows
         if state != self._probed_in:
             self._tried = 0
             self._shares.forget()
@@ -202,7 +206,7 @@ class GradientEngine:
                 if tried > 1 and self._others and self.exact:
                     compare_digits(self.passes, self._computed, first, labels)
                 self._tried = tried
-                self._probed_in = (modes, features.shape[1:] if self.passes.blocks else None)
+                self._probed_in = (done, features.shape[1:] if self.passes.blocks else None)
         # one with more records than any before, too: a model may pass many in pieces, and few at once
         if len(first) and (self.look_is_due() or (self._others and len(first) > self._looked_at)):
             self.look(features, labels, views)
