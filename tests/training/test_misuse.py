@@ -346,8 +346,10 @@ def test_an_optimiser_that_could_take_no_step_is_refused(kind: Any, words: str) 
     [
         (torch.inference_mode, "Inside torch.inference_mode"),
         (lambda: torch.autocast("cpu"), "Inside torch.autocast"),
+        (torch.autograd.detect_anomaly, r"Inside torch\.autograd\.detect_anomaly"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_a_mode_in_which_no_step_can_be_taken_is_refused_and_not_charged(mode: Any, words: str) -> None:
     trainer = trainer_of()
     for done in range(2):

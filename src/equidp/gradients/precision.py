@@ -24,6 +24,11 @@ def refuse_around(kind: str) -> None:
         raise EquidpError(
             "Inside torch.inference_mode no gradients can be taken: train outside it, and leave it to evaluation."
         )
+    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        raise EquidpError(
+            "Inside torch.autograd.detect_anomaly a record whose gradient is no number ends the run, and so tells that "
+            "it is there; without it such a record counts as 0. Leave it out, or give it check_nan=False."
+        )
     refuse_autocast(kind)
 
 
