@@ -341,6 +341,17 @@ def test_an_optimiser_that_could_take_no_step_is_refused(kind: Any, words: str) 
     trainer.run_steps(1)
 
 
+@pytest.mark.parametrize("name", ["momentum", "adam", "adamw"])
+def test_a_closure_is_refused_as_nobody_would_call_it(name: str) -> None:
+    """A loop of another library gives its loss so; it was left out, and the last noised gradient was taken again."""
+    trainer = trainer_of(optimizer=name)
+    trainer.run_steps(1)
+    before = trainer.engine.flatten()
+    with pytest.raises(EquidpError, match=r"steps by trainer\.run_steps\(1\)"):
+        trainer.optimizer.step(lambda: 1.0)
+    assert torch.equal(trainer.engine.flatten(), before)
+
+
 @pytest.mark.parametrize(
     ("mode", "words"),
     [

@@ -85,6 +85,16 @@ def refuse_asking(optimizer: torch.optim.Optimizer) -> None:
         raise EquidpError(f"{name} is for sparse gradients, and noise is added to all of them: take Adam.")
 
 
+def refuse_closure(closure: object) -> None:
+    """Refuse what would compute gradients for a step, as loops of other libraries give it."""
+    if closure is not None:
+        raise EquidpError(
+            "The optimiser got a closure that computes a loss, whose gradients would have no noise: take steps by "
+            "trainer.run_steps(1), which computes noised ones and calls the optimiser itself (in Lightning, say, in "
+            "training_step, with automatic_optimization off)."
+        )
+
+
 def _at_once(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> bool:
     """Whether all parameters are updated by one operation, as torch does it on a GPU unless told otherwise."""
     given: bool | None = group["foreach"]
@@ -94,7 +104,8 @@ def _at_once(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> bool:
 class _SGD(_Kept, torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step along the gradients that are there."""
+        """One step along the gradients that are there; a closure is refused, as it would be left out unseen."""
+        refuse_closure(closure)
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             remembers = group["momentum"] != 0
@@ -109,7 +120,8 @@ class _SGD(_Kept, torch.optim.SGD):
 class _Adam(_Kept, torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step along the gradients that are there."""
+        """One step along the gradients that are there; a closure is refused, as it would be left out unseen."""
+        refuse_closure(closure)
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             states = [self._state_of(p) for p in parameters]
