@@ -341,6 +341,24 @@ def test_an_optimiser_that_could_take_no_step_is_refused(kind: Any, words: str) 
     trainer.run_steps(1)
 
 
+def test_a_head_that_the_optimiser_is_given_later_is_refused_and_nothing_is_charged() -> None:
+    """The loop's own gradients of it, exact, would move it beside the noised ones. To drop parameters is to freeze."""
+    trainer, head = trainer_of(), nn.Linear(2, 2)
+    trainer.run_steps(1)
+    trainer.optimizer.add_param_group({"params": head.parameters()})
+    LOSS(head(trainer.model(FEATURES)), LABELS).mean().backward()
+    before = head.weight.detach().clone()
+    with pytest.raises(EquidpError, match="given parameters that are not trained here"):
+        trainer.run_steps(1)
+    assert charged(trainer) == 1
+    assert torch.equal(head.weight, before)
+    trainer.optimizer.param_groups.pop()
+    trainer.optimizer.param_groups[0]["params"] = list(trainer.engine.parameters)[2:]
+    first = trainer.engine.parameters[0].clone()
+    trainer.run_steps(1)
+    assert torch.equal(trainer.engine.parameters[0], first)
+
+
 @pytest.mark.parametrize("name", ["momentum", "adam", "adamw"])
 def test_a_closure_is_refused_as_nobody_would_call_it(name: str) -> None:
     """A loop of another library gives its loss so; it was left out, and the last noised gradient was taken again."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Segment
+from equidp.errors import EquidpError
 from equidp.gradients.precision import refuse_around, refuse_short_products
 from equidp.gradients.shape import warn_of_rounding_by_place
 from equidp.mechanism.looking import copied
@@ -84,9 +85,15 @@ class Noising(Trying):
         """Enter the next step's event; its noise multiplier, which may be another one when it is asked for again.
 
         Raises:
-            EquidpError: before it is charged, inside torch.autocast or inference_mode, where no step can be taken.
+            EquidpError: before it is charged, inside torch.autocast or inference_mode, where no step can be taken, or
+                for parameters that the optimiser was given since.
         """
         refuse_around(self.engine.autocast_kind)
+        if sum(len(group["params"]) for group in self.optimizer.param_groups) > len(self.engine.parameters):
+            raise EquidpError(
+                "The optimiser was given parameters that are not trained here: it would move them by gradients without "
+                "noise. Leave out add_param_group, and put layers into the model before the trainer is made."
+            )
         self.steps_begun = max(self.steps_begun, self.steps_done + 1)
         noise_multiplier = self.sampling.noise(segment)
         if self.algorithm.private:
