@@ -36,7 +36,7 @@ def transposed_linear(page: Page) -> dict[str, Term]:
     weight = terms.get("weight")
     if weight is not None:
         places = [(in_rows(call.inputs[0]), in_rows(call.backprop)) for call in page.calls]
-        terms["weight"] = Products([d for _, d in places], [x for x, _ in places])
+        terms["weight"] = Products([d for _, d in places], [x for x, _ in places], page.workspace, page.layer)
     return terms
 
 

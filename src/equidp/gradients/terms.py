@@ -149,6 +149,19 @@ def weighted_rows(rows: Tensor, weights: Tensor) -> Tensor:
     return total if 2 * half == len(rows) else total.add_(rows[-1] * weights[-1])
 
 
+def added_in_order(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ w_i·row i `[n]` of rows `[b, n]` on a CPU, one row after the other.
+
+    Each row is added by fused multiplications and additions. This is what `CompiledGradients.weighted_sum` does, so the
+    sum is the same to the last bit. A row of weight 0 adds nothing, whatever is in it.
+    """
+    total = rows.new_zeros(rows.shape[1])
+    for row, weight in zip(rows.unbind(), weights.float().tolist(), strict=True):
+        if weight:
+            total.add_(row, alpha=weight)
+    return total
+
+
 def weighted(inputs: Tensor, backprops: Tensor, weights: Tensor, silent: Tensor | None) -> tuple[Tensor, Tensor]:
     """Both factors of a weighted sum of outer products, both silenced."""
     return silenced(inputs, silent), silenced(scaled(backprops, weights), silent)

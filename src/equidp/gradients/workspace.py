@@ -22,6 +22,7 @@ class Workspace:
             total = torch.cuda.get_device_properties(device).total_memory
             self.scratch_floats = min(self.scratch_floats, total // 128)
             self.keep_floats = min(self.keep_floats, total // 16)
+        self.roomy_floats = 1 << 27
         self._buffers: dict[object, Tensor] = {}
         self._ones: dict[tuple[int, torch.dtype], Tensor] = {}
         self._constants: dict[tuple[float, ...], Tensor] = {}
@@ -35,6 +36,11 @@ class Workspace:
             # Poisson batches vary in size: a little more often saves the next reallocation
             buffer = self._buffers[owner] = like.new_empty(numel + numel // 8)
         return buffer[:numel].view(shape)
+
+    def take_if_roomy(self, owner: object, *shape: int, like: Tensor) -> Tensor | None:
+        """As `take`, or None if all buffers would then hold more than `roomy_floats`."""
+        others = sum(buffer.numel() for of, buffer in self._buffers.items() if of is not owner)
+        return self.take(owner, *shape, like=like) if others + math.prod(shape) <= self.roomy_floats else None
 
     def constant(self, numbers: tuple[float, ...], like: Tensor) -> Tensor:
         """`[n]` of these numbers, brought to the device once."""
