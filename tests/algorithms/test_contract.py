@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from equidp.accounting.plan import segment_at
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.algorithms.naive import GroupSizeCounts
+from equidp.algorithms.slaclip import Slack
 from equidp.errors import EquidpError
 from equidp.mechanism.parts import (
     Added,
@@ -1197,6 +1198,48 @@ class TestJointBound:
             ({"side_release": Later(**settings)}, 1.0),
         ):
             assert replace(free, **changed).step_event(plan, 0.5, 1.0).noise_multiplier == pytest.approx(expected)
+
+    @pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
+    def test_slack_beside_gradients_of_another_noise_is_charged_by_whichever_is_less(
+        self, lab: Any, times: float
+    ) -> None:
+        """A record without a gradient moves the slots alone, and one as long as the bound the sum alone."""
+        plan, side = lab.plan(), Slack()
+        noise = side.noise(plan)
+        charged = side.joint_noise(FlatClip(), plan, times * noise)
+        assert charged == pytest.approx(min(times, 1.0) * noise)
+        slots = side.statistic(
+            torch.zeros(1), torch.zeros(1, dtype=torch.int64), tensors({"clip_norm": 1.0}, "cpu"), plan
+        )
+        assert float(slots.norm()) == pytest.approx(1.0)
+
+    def test_a_bound_by_a_unit_that_records_are_not_weighed_by_is_not_used(self, lab: Any) -> None:
+        """A record that is counted as short of one bound may add all of Δ by another."""
+
+        class Gives(QuantileCount):
+            gives: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+
+            def now(self, noised: Tensor, public: Any, facts: Any) -> dict[str, Tensor]:
+                return {"clip_norm": public["clip_norm"] / 2}
+
+        class GivesBesideSlack(Slack):
+            gives: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+
+            def now(self, noised: Tensor, public: Any, facts: Any) -> dict[str, Tensor]:
+                return {"clip_norm": public["clip_norm"] / 2}
+
+        class Elsewhere(Slack):
+            def added(self) -> tuple[Added, ...]:
+                return tuple(replace(piece, unit="scale") for piece in super().added())
+
+            def statistic(self, norms: Tensor, groups: Tensor, public: Any, plan: Any) -> Tensor:
+                return super().statistic(norms, groups, {"clip_norm": public["scale"]}, plan)
+
+        plan = lab.plan()
+        sides = (Gives(counts_below=0.6, count_noise_multiplier=1.25), GivesBesideSlack(), Elsewhere())
+        for side in sides:
+            both = fuse(plan.noise_multiplier, side.noise(plan))
+            assert side.joint_noise(FlatClip(), plan, plan.noise_multiplier) == pytest.approx(both)
 
     def test_a_bound_that_leaves_long_gradients_out_is_refused(self, lab: Any) -> None:
         class Short(QuantileCount):
