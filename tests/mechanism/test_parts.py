@@ -82,6 +82,12 @@ class TestPublicValues:
         public = {"clip_norm": torch.tensor([1.0, 7.0]), "scale": torch.tensor([10.0, 0.1])}
         assert float(sensitivity(FlatClip(), public)) == 10.0
 
+    def test_of_a_group_whose_bound_noise_has_led_below_0_nothing_is_added(self) -> None:
+        """Δ is the largest bound, so it would not be one for a group that adds its own, below 0, in full."""
+        bounds = torch.tensor([-5.0, 1.0])
+        seen = per_record({"clip_norm": bounds}, torch.tensor([0, 0, 1]))
+        assert FlatClip().weights(torch.tensor([10.0, 0.0, 10.0]), seen).tolist() == [0.0, 0.0, pytest.approx(0.1)]
+
     def test_a_schedule_moves_a_copy(self) -> None:
         carried = tensors({"clip_norm": 2.0}, "cpu")
         assert float(scheduled(carried, Segment(1, clip=3.0))["clip_norm"]) == 6.0
