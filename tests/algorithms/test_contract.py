@@ -23,6 +23,8 @@ from equidp.accounting.events import Event, counted, fuse
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import segment_at
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms.dpsgd_f import GroupClipCounts
+from equidp.algorithms.dpsgd_f_slack import SlackClipCounts
 from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.algorithms.naive import GroupSizeCounts
 from equidp.algorithms.slaclip import Slack
@@ -1240,6 +1242,21 @@ class TestJointBound:
         for side in sides:
             both = fuse(plan.noise_multiplier, side.noise(plan))
             assert side.joint_noise(FlatClip(), plan, plan.noise_multiplier) == pytest.approx(both)
+
+    def test_a_release_of_ones_own_is_not_charged_by_the_proof_of_the_one_it_is_made_of(self, lab: Any) -> None:
+        class Unshared(SlackClipCounts):
+            """Counts each record in full, whatever the gradient leaves of Δ."""
+
+            def statistic(self, norms: Tensor, groups: Tensor, public: Any, plan: Any) -> Tensor:
+                return GroupClipCounts.statistic(self, norms, groups, self._base(public), plan)
+
+        plan, slack = lab.plan(), algorithm_settings("dpsgd_f_slack").build()
+        own = replace(slack, side_release=Unshared(**slack.side_release.model_dump()))
+        sigma, noise = plan.noise_multiplier, slack.side_release.noise(plan)
+        assert slack.step_event(plan, 0.5, sigma).noise_multiplier == pytest.approx(noise)
+        assert own.step_event(plan, 0.5, sigma).noise_multiplier == pytest.approx(fuse(sigma, noise))
+        assert slack.side_release.additive
+        assert not own.side_release.additive  # it may be no sum over records any more
 
     def test_a_bound_that_leaves_long_gradients_out_is_refused(self, lab: Any) -> None:
         class Short(QuantileCount):
