@@ -13,6 +13,7 @@ from equidp.accounting.budget import ORDERS, renyi
 from equidp.accounting.epsilon import renyi_curve
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
+from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import SeededRandom
 
@@ -92,6 +93,17 @@ def test_a_resumed_life_ends_where_the_budget_does(lab: Any) -> None:
     again.begin_epoch(0)
     assert again.finished
     assert again.ledger.events == spent.events
+
+
+@pytest.mark.parametrize("target", [1.0, 8.0, None])
+def test_its_budget_is_of_an_integer_order_as_its_bound_holds_at_no_other(lab: Any, target: float | None) -> None:
+    algorithm = algorithm_settings("asc", {"rate_limit": 1.5}).build()
+    plan = lab.plan(records=4000, batch_size=100, epochs=5, noise_multiplier=2.0)
+    plan = plan if target is None else algorithm.calibrated(plan, target)
+    budget = algorithm.budget(plan)
+    assert budget is not None
+    assert float(budget.order).is_integer()
+    assert budget.holds(algorithm.events(plan))
 
 
 @pytest.mark.parametrize(

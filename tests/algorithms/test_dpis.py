@@ -374,6 +374,26 @@ class TestBudget:
         assert (trainer.steps_done, ledger.events) == (4, owed)
         assert budget.holds(owed)
 
+    @pytest.mark.parametrize("noise", [None, 1.0])
+    def test_where_no_noise_leaves_later_epochs_their_sums_no_step_is_taken(
+        self, lab: Any, noise: float | None
+    ) -> None:
+        """With infinite noise it would be within the budget, and the model be none."""
+        plan = lab.plan(epochs=4)
+        plan = plan if noise else algorithm_settings("dpis").build().calibrated(plan, 20.0)
+        trainer = lab.trainer("dpis", plan=plan)
+        trainer.run_steps(4)
+        budget, ledger = trainer.sampling.budget, trainer.ledger
+        (_, sums) = trainer.algorithm.sampler.releases(plan)
+        room = 1.5 * renyi([Event(1.0, sums.noise_multiplier)], budget.order)
+        left = budget.total - renyi(ledger.events, budget.order) - room  # of which a Gaussian, α/(2σ²), takes all
+        ledger.append(Event(1.0, (budget.order / (2 * left)) ** 0.5))
+        trainer.run_steps(1)
+        assert trainer.finished
+        assert trainer.steps_done == 4
+        assert budget.holds(ledger.events)
+        assert trainer.engine.flatten().isfinite().all()
+
     def test_a_run_that_an_epochs_beginning_has_ended_stays_so_when_it_is_resumed(self, lab: Any) -> None:
         sampler = {"sum_noise_fraction": 0.006}  # a sum of norms costs more than a step
         plan = algorithm_settings("dpis", sampler).build().calibrated(PLAN, 3.0)
