@@ -1402,6 +1402,28 @@ class TestLedger:
         assert costs[0] > costs[1]
 
 
+RELEASING = [*((name, {}) for name in PRIVATE), ("sa_dpsgd", {"energy": "private"}), ("dpis", {"adaptive_clip": True})]
+
+
+@pytest.mark.parametrize(("name", "options"), RELEASING)
+def test_nothing_is_noised_before_its_event_is_in_the_ledger(lab: Any, name: str, options: dict[str, Any]) -> None:
+    """A crash between the two would leave a release that nobody has charged."""
+    charges, noised = list[Event](), list[int]()
+
+    class Watching(lab.random):
+        def perturb(self, values: Tensor, **how: Any) -> Tensor:
+            noised.append(len(charges))
+            return super().perturb(values, **how)
+
+    ledger = Ledger(journal=charges.append)
+    trainer = lab.trainer(name, options, plan=lab.plan(epochs=2), random=Watching(), ledger=ledger)
+    trainer.train(progress=False)
+    each = 1 if trainer.algorithm.side_release is None else 2  # of a step: its statistic, and its sum
+    assert len(noised) >= len(charges) == ledger.count > 0
+    for number, charged in enumerate(noised, start=1):
+        assert number <= each * charged
+
+
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 class TestTraining:
     """What holds for the loop whichever algorithm runs in it."""
