@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from equidp.accounting.events import Event, counted, fuse
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import segment_at
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms.custom import OWN_PARTS
 from equidp.algorithms.dpsgd_f import GroupClipCounts
 from equidp.algorithms.dpsgd_f_slack import SlackClipCounts
 from equidp.algorithms.dpsgd_quantile import QuantileCount
@@ -1092,6 +1094,33 @@ class TestJointBound:
             loose = ("ScaleOrClip", "OwnThreshold", "AdaptiveScaling", "SoftClip")
             tight = type(algorithm.weights).__name__ not in loose or name == "soft_adaclip"
             assert found * charged**2 > (0.99 if tight else 0.5), "far from tight"
+
+    @pytest.mark.parametrize("name", sorted(OWN_PARTS["weights"].keys() - {"unit"}))
+    @pytest.mark.parametrize("unit", ["clip_norm", "strict_clip_norm", "another"])
+    def test_a_record_that_is_short_by_any_unit_adds_no_more_than_its_rule_says(self, name: str, unit: str) -> None:
+        """Whatever the public values are: a release may lead the unit, and not the bound."""
+        rule = OWN_PARTS["weights"][name]()
+        values = dict.fromkeys(sorted({unit, *rule.reads, "scale"}), 1.0)
+        for number, upto in itertools.product(range(64), (0.01, 0.6, 1.0, 3.0)):
+            drawn = torch.rand(len(values), generator=torch.Generator().manual_seed(number)) * 8 - 4
+            public = {key: 10**power for key, power in zip(values, drawn, strict=True)}
+            norms = torch.cat([torch.tensor([1.0]), torch.logspace(-6, 0, 200)]) * upto * public[unit]
+            added = float((rule.weights(norms, public) * norms).max() / rule.bound(public).max())
+            assert added <= rule.reach(unit, upto) * (1 + 1e-5)
+
+    @pytest.mark.parametrize(("name", "options"), BESIDE)
+    def test_a_record_moves_a_statistic_by_no_more_than_its_sensitivity(
+        self, lab: Any, name: str, options: dict[str, Any]
+    ) -> None:
+        algorithm, plan = lab.trainer(name, options).algorithm, lab.plan()
+        side, public = algorithm.side_release, tensors(algorithm.initial, "cpu")
+        norms = torch.tensor([0.0, 1e-30, 0.3, 0.99, 1.0, 1.01, 5.0, 60.0, 1e30, 0.5])
+        groups = torch.arange(len(norms)) % plan.groups
+        whole, moved = side.statistic(norms, groups, public, plan), []
+        for k in range(len(norms)):
+            left = torch.arange(len(norms)) != k
+            moved.append(float((whole - side.statistic(norms[left], groups[left], public, plan)).norm()))
+        assert 0 < max(moved) <= side.sensitivity() * (1 + 1e-6)
 
     def test_a_release_without_a_bound_of_its_own_is_charged_as_if_one_record_moved_both(self, lab: Any) -> None:
         plan = lab.plan()
