@@ -796,6 +796,26 @@ def test_no_release_leads_a_bound_or_a_weight_out_of_float32(lab: Any, name: str
     assert weights.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("name", "noised", "bound"),
+    [
+        # edges 0.01, 0.1, 1; error of E with σ = 1, d = 21, B = 10: 0.21·C² + Σ h·max(e − C, 0)²/10
+        ("dc_sgd_e", (30.0, 40.0, 5.0), 0.1),  # 5 is below 2·σ_H = 6 and dropped: 0.0324, 0.0021, 0.21
+        ("dc_sgd_e", (30.0, 40.0, 7.0), 1.0),  # 0.72, 0.569, 0.21; over Σ h in the place of B, 0.1 would be best
+        ("dc_sgd_e", (5.0, 5.0, 5.0), 3.0),  # nothing is left, and the bound stays
+        ("dc_sgd_p", (-10.0, 4.0, 5.0), 1.0),  # 0, 4, 9 of 9
+        ("dc_sgd_p", (2.0, 6.0, -50.0), 0.1),  # 2, 8 of 8
+        ("dc_sgd_p", (-1.0, -2.0, 0.0), 3.0),
+    ],
+)
+def test_the_bound_that_a_histogram_leads_to_by_hand(
+    lab: Any, name: str, noised: tuple[float, ...], bound: float
+) -> None:
+    side = algorithm_settings(name, {"bins": 3, "largest_norm": 1.0}).build().side_release
+    led = side.later(torch.tensor(noised), tensors({"clip_norm": 3.0}, "cpu"), lab.facts())
+    assert float(led["clip_norm"]) == pytest.approx(bound)
+
+
 @pytest.mark.parametrize(("name", "case"), [c for c in CASES if c.values[0] != "sgd"])
 class TestGolden:
     """Point 0: the right rule, not just a bounded one."""
