@@ -96,5 +96,5 @@ def segment_at(segments: Sequence[Segment], step: int) -> Segment:
 
 
 def by_epoch(plan: Plan, factors: Sequence[float]) -> tuple[Segment, ...]:
-    """One segment per epoch that has steps, with a noise factor for each epoch."""
-    return tuple(Segment(length, noise) for length, noise in zip(plan.epoch_lengths(), factors, strict=True) if length)
+    """One segment per epoch, with its noise factor; each has steps, as no batch is larger than the data."""
+    return tuple(Segment(length, noise) for length, noise in zip(plan.epoch_lengths(), factors, strict=True))

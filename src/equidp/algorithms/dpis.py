@@ -143,8 +143,8 @@ class ImportanceSampler(Budgeted):
         )
 
     def sums_from(self, plan: Plan, epoch: int) -> int:
-        """How many K̃ and K* are released from that epoch on."""
-        epochs = sum(1 for length in plan.epoch_lengths()[epoch:] if length)
+        """How many K̃ and K* are released from that epoch on; each has steps, as no batch is larger than the data."""
+        epochs = plan.epochs - epoch
         return 2 * epochs - 1 if self.adaptive_clip and epochs else epochs
 
     def start(self, run: Run) -> Sampling:
