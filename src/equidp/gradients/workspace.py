@@ -8,6 +8,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+ROOMY = 1 << 26
+"""Floats (256 MiB) that all buffers may hold before nothing more is kept that can be formed again to the same bit."""
+
 
 class Workspace:
     """Named buffers of one engine.
@@ -22,7 +25,7 @@ class Workspace:
             total = torch.cuda.get_device_properties(device).total_memory
             self.scratch_floats = min(self.scratch_floats, total // 128)
             self.keep_floats = min(self.keep_floats, total // 16)
-        self.roomy_floats = 1 << 27
+        self.roomy_floats = ROOMY
         self._buffers: dict[object, Tensor] = {}
         self._ones: dict[tuple[int, torch.dtype], Tensor] = {}
         self._constants: dict[tuple[float, ...], Tensor] = {}
