@@ -195,8 +195,13 @@ def test_nothing_at_all_is_no_place_to_read_from(shape) -> None:
     assert not gradients.any()
 
 
-@pytest.mark.parametrize("sizes", [(7, 130, 257, 129), (33, 101, 37, 51), (5, 70, 60, 61)], ids=str)
-def test_gradients_of_linear_layers_that_are_kept_have_the_same_sum_to_the_last_bit(sizes, monkeypatch) -> None:
+@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.parametrize("sizes", [(7, 130, 257, 129), (33, 101, 37, 51), (70, 120, 300, 200)], ids=str)
+def test_gradients_of_linear_layers_that_are_kept_have_the_same_sum_to_the_last_bit(
+    sizes: tuple[int, ...], by_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_torch:
+        monkeypatch.setattr(compiled, "gradients_of", lambda *_: None)
     records, positions, i, o = sizes
     workspace = Workspace(torch.device("cpu"))
     for _ in range(2):  # the second batch is in the first one's place
@@ -209,10 +214,11 @@ def test_gradients_of_linear_layers_that_are_kept_have_the_same_sum_to_the_last_
         kept, formed = Products([inputs], [backprops], workspace, "layer"), Products([inputs], [backprops])
         assert not kept.by_gram()
         torch.testing.assert_close(kept.squared_norms(), formed.squared_norms(), rtol=0, atol=0, equal_nan=True)
-        expected = formed.weighted_sum(weights, None)
+        expected = formed.weighted_sum(weights, weights == 0)
         with monkeypatch.context() as context:
-            context.setattr(CompiledGradients, "weighted_sum", lambda *_: pytest.fail("formed again"))
-            found = kept.weighted_sum(weights, None)
+            for forming, name in ((CompiledGradients, "weighted_sum"), (Products, "gradients")):
+                context.setattr(forming, name, lambda *_: pytest.fail("formed again"))
+            found = kept.weighted_sum(weights, weights == 0)
         assert found.isfinite().all()
         assert torch.equal(found, expected)
 

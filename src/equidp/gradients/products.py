@@ -95,12 +95,13 @@ class Products(Term):
     def squared_norms(self) -> Tensor:
         if self.by_gram():
             return gram_norms(*next(self.grams()), self.width)
+        numel = math.prod(self._widths)
+        formed_twice = self._compiled is not None or self._positions > MANY
+        if self._workspace is not None and formed_twice and self._positions * numel >= WORTH_KEEPING:
+            self._kept = self._workspace.take_if_roomy(self._owner, self._records, numel, like=self._calls[0][0])
         if self._compiled is not None:
-            numel = math.prod(self._widths)
-            if self._workspace is not None and self._positions * numel >= WORTH_KEEPING:
-                self._kept = self._workspace.take_if_roomy(self._owner, self._records, numel, like=self._calls[0][0])
             return compiled_norms(self._compiled, self._kept)
-        return materialised_norms([self], self._records, math.prod(self._widths))
+        return materialised_norms([self], self._records, numel, self._kept)
 
     def by_gram(self) -> bool:
         """Whether norms come from Gram matrices."""
@@ -128,7 +129,7 @@ class Products(Term):
             # to the last bit the same: whether there was room decides nothing else
             return self._turned(self._compiled.weighted_sum(weights) if kept is None else added_in_order(kept, weights))
         if self._positions > MANY:
-            return formed_again([self], weights, silent, math.prod(self._widths))
+            return formed_again([self], weights, silent, math.prod(self._widths), self._kept)
         inputs, backprops = weighted(self.inputs, self.backprops, weights, silent)
         return (backprops.flatten(0, 1).T @ inputs.flatten(0, 1)).flatten()
 

@@ -174,16 +174,31 @@ def compiled_norms(gradients: CompiledGradients, keep: Tensor | None = None) -> 
     return raised(squared.add_(gradients.kernel.numel * LOST), sizes.mul_(math.sqrt(gradients.kernel.seen)))
 
 
-def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tensor:
-    """`[b]` squared norms of gradients, the terms' sums, formed a few records at a time and forgotten."""
-    sizes = sizes_of(terms)
-    norms = [norms_of(rows_of(terms, some)) for some in pieces(records, numel, sizes.device)]
+def materialised_norms(terms: Sequence[Term], records: int, numel: int, keep: Tensor | None = None) -> Tensor:
+    """Return the squared norms `[b]` of gradients, the terms' sums, which are formed a few records at a time.
+
+    `keep`: `[b, numel]`, where the gradients are written; None: they are forgotten.
+    """
+    sizes, norms = sizes_of(terms), list[Tensor]()
+    for some in pieces(records, numel, sizes.device):
+        rows = rows_of(terms, some)
+        norms.append(norms_of(rows))
+        if keep is not None:
+            keep[some].copy_(rows)
     return raised(torch.cat(norms), sizes)
 
 
-def formed_again(terms: Sequence[Term], weights: Tensor, silent: Tensor | None, numel: int) -> Tensor:
-    """`[numel]`: the terms' weighted sum, of the gradients that `materialised_norms` formed and forgot."""
-    formed = ((Vectors(rows_of(terms, some)), some) for some in pieces(len(weights), numel, weights.device))
+def formed_again(
+    terms: Sequence[Term], weights: Tensor, silent: Tensor | None, numel: int, kept: Tensor | None = None
+) -> Tensor:
+    """Return the terms' weighted sum `[numel]`, of the gradients that `materialised_norms` formed.
+
+    `kept`: `[b, numel]`, where it has written them; None: they are formed again. Both give the same digits.
+    """
+    rows = (
+        rows_of(terms, some) if kept is None else kept[some] for some in pieces(len(weights), numel, weights.device)
+    )
+    formed = zip(map(Vectors, rows), pieces(len(weights), numel, weights.device), strict=True)
     return reduce(Tensor.add_, (rows.weighted_sum(weights[some], some_of(silent, some)) for rows, some in formed))
 
 

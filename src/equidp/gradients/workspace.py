@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 ROOMY = 1 << 26
-"""Floats (256 MiB) that all buffers may hold before nothing more is kept that can be formed again to the same bit."""
+"""Floats in all buffers (256 MiB) beyond which a CPU keeps nothing more that can be formed again to the same bit."""
 
 
 class Workspace:
@@ -25,7 +25,8 @@ class Workspace:
             total = torch.cuda.get_device_properties(device).total_memory
             self.scratch_floats = min(self.scratch_floats, total // 128)
             self.keep_floats = min(self.keep_floats, total // 16)
-        self.roomy_floats = ROOMY
+        # on a GPU `memory.py` leaves what is beside the quarter of all
+        self.roomy_floats = ROOMY if device.type == "cpu" else self.keep_floats // 4
         self._buffers: dict[object, Tensor] = {}
         self._ones: dict[tuple[int, torch.dtype], Tensor] = {}
         self._constants: dict[tuple[float, ...], Tensor] = {}
