@@ -28,6 +28,7 @@ from equidp.mechanism.float32 import SHORTEST
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.parts import Objective, Public, Pursuing
 from equidp.mechanism.sampling import Population
+from equidp.mechanism.states import global_random
 from equidp.mechanism.trainer import Trainer
 from equidp.training.journal import Journal, JournaledLedger
 
@@ -328,6 +329,19 @@ class TestStep:
         run.try_contribution([draw])
         assert len(draw.units) > 1
         assert torch.equal(torch.get_rng_state(), before)
+
+    def test_masks_that_an_interrupted_step_drew_are_not_drawn_again(self) -> None:
+        found = []
+        for interrupted in (False, True):
+            torch.manual_seed(1)
+            run = trainer(records(), model=nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 2)))
+            run.run_steps(1)
+            if interrupted:
+                run.drawn = iter([global_random(torch.device("cpu"))])
+            torch.manual_seed(7)
+            run.run_steps(1)
+            found.append(run.engine.flatten())
+        torch.testing.assert_close(*found)
 
     def test_losses_of_a_model_in_which_records_meet_are_refused(self) -> None:
         class Centred(nn.Module):

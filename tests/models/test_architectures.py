@@ -167,3 +167,18 @@ def test_no_kernel_of_attention_depends_on_whether_another_text_is_padded(name: 
     assert torch.equal(alike[0], beside[0])
     assert not torch.equal(alike[1], beside[1])
     assert not [name for name in computed.names if "scaled_dot_product" in name]
+
+
+@pytest.mark.parametrize("kind", ["GroupNorm", "GroupNorm1"])
+def test_group_norms_of_timm_have_the_rule_of_torchs(kind: str) -> None:
+    """Through torch.func they took a record at a time, and SHViT was refused, as its numbers lie channels last."""
+    normed = timm.layers.GroupNorm(6, 3) if kind == "GroupNorm" else timm.layers.GroupNorm1(6)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), normed, nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, CLASSES))
+    features, labels = torch.rand(3, 3, 8, 8), torch.arange(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a layer without a rule
+        engine = GradientEngine(model, CrossEntropy())
+    norms, total = engine.norms(features, labels), engine.weighted_sum(torch.ones(3))
+    alone = torch.stack([engine.plain_sum(features[i : i + 1], labels[i : i + 1]) for i in range(3)])
+    torch.testing.assert_close(norms, alone.norm(dim=1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(total, alone.sum(0), rtol=1e-4, atol=1e-5)

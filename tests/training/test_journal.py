@@ -17,6 +17,7 @@ from equidp.accounting.events import Event, merged
 from equidp.errors import EquidpError
 from equidp.system import files
 from equidp.system.files import storage_error
+from equidp.training import conclusion
 from equidp.training.journal import Journal, JournaledLedger, unless_in_use
 
 SETTINGS = {"seed": 1, "training": {"batch_size": 64}}
@@ -234,6 +235,30 @@ def test_a_fresh_start_has_the_old_charges_on_disk_before_it_forgets_them(
 def test_two_runs_do_not_share_a_folder(journal: Journal, path: Path) -> None:
     with pytest.raises(EquidpError, match="in use by another run"):
         Journal(path, SETTINGS)
+
+
+def test_no_run_begins_in_a_folder_while_it_is_forgotten_whether_or_not_it_has_a_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run" / "journal.jsonl"
+    conclusion.forget(path.parent)  # there is nothing yet
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    refused = []
+
+    def meanwhile(_: Path) -> None:
+        with pytest.raises(EquidpError, match="in use by another run"):
+            Journal(path, SETTINGS)
+        refused.append(True)
+
+    monkeypatch.setattr(conclusion, "remove_kept", meanwhile)
+    conclusion.forget(path.parent)
+    assert refused
+    assert not path.exists()
+    with contextlib.closing(Journal(path, SETTINGS, block=1)) as begun:
+        begun.charge(GRADIENT)
+        conclusion.forget(path.parent)  # another run is at work there
+    assert _reopened(path) == (GRADIENT,)
 
 
 def test_a_journal_in_use_is_told_from_one_that_is_not(journal: Journal, path: Path) -> None:

@@ -71,18 +71,83 @@ CHANGES: list[tuple[Callable[[Any], object], str]] = [
     (lambda model: nn.utils.weight_norm(model[0]), r"in the place of '0\.weight'"),
     (lambda model: model.half(), r"'0\.weight' has become float16"),
     (lambda model: model.double(), r"'0\.weight' has become float64"),
+    (lambda model: setattr(model[0].weight, "data", torch.zeros(4, 5)), r"'0\.weight' has become \[4, 5\]"),
+    (lambda model: model[0].register_forward_hook(_centred), "not those of the loss"),
+    (lambda model: model[2].register_full_backward_hook(_summed), "mixes records|not those of the loss"),
+    (
+        lambda model: setattr(model[1], "forward", lambda given: torch.tanh(_centred(None, None, given))),
+        "mixes records",
+    ),
+    (lambda model: setattr(model, "forward", _halved(model.forward)), "turns torch.autocast on in its own forward"),
 ]
+
+
+def _centred(layer: object, given: object, outputs: Tensor) -> Tensor:
+    return outputs - outputs.mean(0)
+
+
+def _summed(layer: object, inward: tuple[Tensor, ...], outward: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(values + values.mean(0) for values in inward)
+
+
+def _halved(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """As `Accelerator(mixed_precision="bf16").prepare` does it."""
+
+    def within(features: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(features).float()
+
+    return within
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(("change", "words"), CHANGES)
 def test_a_model_that_is_changed_between_steps_is_not_trained_on(change: Callable[[Any], object], words: str) -> None:
-    """A BatchNorm that is put in later would learn exact statistics; another parameter would learn nothing at all."""
+    """A BatchNorm that is put in later would learn exact statistics; another parameter would learn nothing at all.
+
+    By a hook that was added after the first step one record moved the sum by seven times its bound.
+    """
     trainer = trainer_of()
     trainer.run_steps(1)
     change(trainer.model)
-    with pytest.raises(EquidpError, match=words):
+    for _ in range(2):
+        with pytest.raises(EquidpError, match=words):
+            trainer.run_steps(1)
+
+
+def test_a_hook_that_watches_may_be_added_between_steps() -> None:
+    """It is tried like the layers, and so are the next steps with it and without."""
+    one, other, seen = trainer_of(), trainer_of(), list[float]()
+    one.run_steps(6)
+    other.run_steps(2)
+    hook = other.model[1].register_forward_hook(lambda layer, given, outputs: seen.append(outputs.mean().item()))
+    other.run_steps(2)
+    assert seen
+    hook.remove()
+    other.run_steps(2)
+    assert torch.equal(one.engine.flatten(), other.engine.flatten())
+
+
+class Adapted(nn.Module):
+    """A frozen network in the type that it has, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.head = nn.Linear(4, 40).requires_grad_(False), nn.Linear(40, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.head(self.frozen(features.to(self.frozen.weight.dtype)).float())
+
+
+def test_frozen_layers_are_not_halved_between_steps() -> None:
+    """On a CPU, where a record that is not finite would spoil the one before it, as from the beginning."""
+    for assign in (False, True):
+        trainer = trainer_of(model=Adapted())
         trainer.run_steps(1)
+        halved = {name: value.bfloat16() for name, value in trainer.model.frozen.state_dict().items()}
+        trainer.model.frozen.load_state_dict(halved, assign=True) if assign else trainer.model.frozen.bfloat16()
+        with pytest.raises(EquidpError, match=r"'frozen\.weight' is in half precision"):
+            trainer.run_steps(1)
 
 
 def test_values_may_be_changed_between_steps() -> None:
@@ -276,10 +341,47 @@ def test_an_optimiser_that_could_take_no_step_is_refused(kind: Any, words: str) 
     trainer.run_steps(1)
 
 
+def test_a_head_that_the_optimiser_is_given_later_is_refused_and_nothing_is_charged() -> None:
+    """The loop's own gradients of it, exact, would move it beside the noised ones. To drop parameters is to freeze."""
+    trainer, head = trainer_of(), nn.Linear(2, 2)
+    trainer.run_steps(1)
+    trainer.optimizer.add_param_group({"params": head.parameters()})
+    LOSS(head(trainer.model(FEATURES)), LABELS).mean().backward()
+    before = head.weight.detach().clone()
+    with pytest.raises(EquidpError, match="given parameters that are not trained here"):
+        trainer.run_steps(1)
+    assert charged(trainer) == 1
+    assert torch.equal(head.weight, before)
+    trainer.optimizer.param_groups.pop()
+    trainer.optimizer.param_groups[0]["params"] = list(trainer.engine.parameters)[2:]
+    first = trainer.engine.parameters[0].clone()
+    trainer.run_steps(1)
+    assert torch.equal(trainer.engine.parameters[0], first)
+    trainer.optimizer.add_param_group({"params": head.parameters()})  # as many as were dropped
+    with pytest.raises(EquidpError, match="given parameters that are not trained here"):
+        trainer.run_steps(1)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "adamw"])
+def test_a_closure_is_refused_as_nobody_would_call_it(name: str) -> None:
+    """A loop of another library gives its loss so; it was left out, and the last noised gradient was taken again."""
+    trainer = trainer_of(optimizer=name)
+    trainer.run_steps(1)
+    before = trainer.engine.flatten()
+    with pytest.raises(EquidpError, match=r"steps by trainer\.run_steps\(1\)"):
+        trainer.optimizer.step(lambda: 1.0)
+    assert torch.equal(trainer.engine.flatten(), before)
+
+
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [(torch.inference_mode, "Inside torch.inference_mode"), (lambda: torch.autocast("cpu"), "Inside torch.autocast")],
+    [
+        (torch.inference_mode, "Inside torch.inference_mode"),
+        (lambda: torch.autocast("cpu"), "Inside torch.autocast"),
+        (torch.autograd.detect_anomaly, r"Inside torch\.autograd\.detect_anomaly"),
+    ],
 )
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_a_mode_in_which_no_step_can_be_taken_is_refused_and_not_charged(mode: Any, words: str) -> None:
     trainer = trainer_of()
     for done in range(2):
@@ -366,7 +468,8 @@ def _interrupted_at(call: int, trainer: Trainer) -> int:
 
     def follow(frame: FrameType, event: str, _: object) -> None:
         nonlocal calls
-        if event == "call" and "equidp/gradients/tape" in frame.f_code.co_filename.replace("\\", "/"):
+        where = frame.f_code.co_filename.replace("\\", "/")
+        if event == "call" and "equidp/gradients/tape" in where:
             calls += 1
             if calls == call:
                 sys.settrace(None)
@@ -382,20 +485,51 @@ def _interrupted_at(call: int, trainer: Trainer) -> int:
     return calls
 
 
+class Placed(nn.Module):
+    """It adds a number of its own to each place, `[1, 4, 1]` for all records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.inner, self.out = nn.Parameter(torch.ones(1, 4, 1)), nn.Linear(1, 4), nn.Linear(16, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.inner(features.unsqueeze(2) + self.places)).flatten(1))
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_step_can_be_taken_anew_wherever_ctrl_c_came() -> None:
-    """A hook that was left on a layer made all later steps fail, after each was charged."""
-    trainer = trainer_of(epochs=80)
+    """A hook that was left on a layer made all later steps fail, after each was charged.
+
+    Places that were left for as many records as the batch had made the model fail on others, and all later steps.
+    """
+    trainer = trainer_of(model=Placed(), epochs=80)
     trainer.run_steps(2)
     for call in range(1, 400):
         before = trainer.steps_done
-        if _interrupted_at(call, trainer) < call:
+        last = _interrupted_at(call, trainer) < call
+        trainer.model(FEATURES[:3])
+        if last:
             break
         trainer.run_steps(1)
         assert trainer.steps_done > before
     assert call > 20
     assert charged(trainer) > trainer.steps_done
     assert spent(trainer) > 0
+
+
+def test_the_first_update_can_be_taken_anew_where_ctrl_c_came() -> None:
+    """All later steps failed after they were charged."""
+    trainer = trainer_of()
+    views, trainer.engine.passes.views = trainer.engine.passes.views, _raise_interruption  # type: ignore[method-assign]
+    with pytest.raises(Interruption):
+        trainer.engine.apply_gradient(torch.zeros(trainer.engine.dimension))
+    trainer.engine.passes.views = views  # type: ignore[method-assign]
+    trainer.run_steps(1)
+    assert trainer.steps_done == 1
+
+
+def _raise_interruption(*_: object) -> Any:
+    raise Interruption
 
 
 def _with(row: int, label: int) -> Tensor:

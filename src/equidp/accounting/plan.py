@@ -96,5 +96,5 @@ def segment_at(segments: Sequence[Segment], step: int) -> Segment:
 
 
 def by_epoch(plan: Plan, factors: Sequence[float]) -> tuple[Segment, ...]:
-    """Return a segment for each epoch that has steps; `factors` has a noise factor for each epoch."""
-    return tuple(Segment(length, noise) for length, noise in zip(plan.epoch_lengths(), factors, strict=True) if length)
+    """Return a segment for each epoch, with its noise factor. Each has steps: no batch is larger than the data."""
+    return tuple(Segment(length, noise) for length, noise in zip(plan.epoch_lengths(), factors, strict=True))

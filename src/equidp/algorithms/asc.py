@@ -74,10 +74,9 @@ class GroupSampler(Budgeted):
         return min(1.0, self.rate_limit * plan.sampling_rate)
 
     def releases(self, plan: Plan) -> tuple[Event, ...]:
-        """Ñ once, ℓ̃ in every epoch that has steps."""
-        epochs = sum(1 for length in plan.epoch_lengths() if length)
+        """Ñ once, ℓ̃ in every epoch. Each epoch has steps, because no batch is larger than the data."""
         sizes, losses = self.size_noise_fraction * plan.records, self.loss_noise_fraction * plan.records
-        return Event(1.0, sizes), Event(1.0, losses, epochs)
+        return Event(1.0, sizes), Event(1.0, losses, plan.epochs)
 
     def start(self, run: Run) -> Sampling:
         """Rates of every group."""

@@ -144,8 +144,11 @@ class ImportanceSampler(Budgeted):
         )
 
     def sums_from(self, plan: Plan, epoch: int) -> int:
-        """Return how many K̃ and K* are released from this epoch on."""
-        epochs = sum(1 for length in plan.epoch_lengths()[epoch:] if length)
+        """Return how many K̃ and K* are released from this epoch on.
+
+        Each epoch has steps, because no batch is larger than the data.
+        """
+        epochs = plan.epochs - epoch
         return 2 * epochs - 1 if self.adaptive_clip and epochs else epochs
 
     def start(self, run: Run) -> Sampling:

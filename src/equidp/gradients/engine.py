@@ -92,8 +92,9 @@ class GradientEngine:
         self._shares = WholeShares(model, loss)
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
-        self._probed_in: object = None  # modes of the layers (training or not), and a record's shape if it has windows
-        self._tried = 0  # records in the largest batch that was tried in these modes
+        self._probed_in: object = None  # modes and additions of the layers, and a record's shape if it has windows
+        self._beside = self._trained.beside()
+        self._tried = 0  # records in the largest batch that was tried in this state
         self._others = of_others(model, loss)
         self._looks = Looks()  # in passes
         self._looked_at = 0  # rows of the largest pass that was looked at
@@ -186,10 +187,11 @@ class GradientEngine:
                 f"{type(labels).__name__}: `packed` makes one of several, and of a model that takes them."
             )
         refuse_around(self.autocast_kind)
-        modes = tuple(
-            layer.training for layer in self._trained.layers()
-        )  # in another mode a layer may compute otherwise
-        state = (modes, features.shape[1:] if self.passes.blocks else None)  # larger records have more windows
+        modes = tuple(layer.training for layer in self._trained.layers())  # in another mode a layer may differ
+        if (beside := self._trained.beside()) != self._beside:  # so may a layer with another hook
+            self._beside, self._others, self._looks = beside, of_others(self.model, self.loss), Looks()
+        done = (modes, beside)
+        state = (done, features.shape[1:] if self.passes.blocks else None)  # larger records have more windows
         if state != self._probed_in:
             self._tried = 0
             self._shares.forget()
@@ -205,7 +207,7 @@ class GradientEngine:
                 if tried > 1 and self._others and self.exact:
                     compare_digits(self.passes, self._computed, first, labels)
                 self._tried = tried
-                self._probed_in = (modes, features.shape[1:] if self.passes.blocks else None)
+                self._probed_in = (done, features.shape[1:] if self.passes.blocks else None)
         # also for more records than any before: a model may pass few records at once, and many in pieces
         if len(first) and (self.look_is_due() or (self._others and len(first) > self._looked_at)):
             self.look(features, labels, views)
@@ -327,8 +329,8 @@ class GradientEngine:
     def apply_gradient(self, flat: Tensor, over: float = 1.0) -> None:
         """Let every parameter's `.grad` hold its part of a `[d]` vector divided by `over`, for an optimiser's step."""
         if self._gradient is None:
-            self._gradient = torch.empty_like(flat)
-            self._held = self.passes.views(self._gradient)
+            gradient = torch.empty_like(flat)
+            self._held, self._gradient = self.passes.views(gradient), gradient  # Ctrl-C may come between
         for parameter, view in zip(self.parameters, self._held, strict=True):
             # it is another tensor at first, after `zero_grad`, and after a backward() outside the engine
             if parameter.grad is not view:

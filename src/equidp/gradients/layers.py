@@ -101,7 +101,8 @@ def linear(page: Page) -> dict[str, Term]:
     backprops = [in_rows(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
     if "weight" in page.names:
-        terms["weight"] = Products([in_rows(call.inputs[0]) for call in page.calls], backprops)
+        inputs = [in_rows(call.inputs[0]) for call in page.calls]
+        terms["weight"] = Products(inputs, backprops, page.workspace, page.layer)
     if "bias" in page.names:
         terms["bias"] = Vectors(_sum([b.sum(1) for b in backprops]))
     return terms

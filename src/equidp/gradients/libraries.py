@@ -20,6 +20,7 @@ from equidp.gradients.layers import (
     convolution,
     exact,
     frozen_batch_norm,
+    group_norm,
     in_rows,
     layer_norm,
     linear,
@@ -36,7 +37,7 @@ def transposed_linear(page: Page) -> dict[str, Term]:
     weight = terms.get("weight")
     if weight is not None:
         places = [(in_rows(call.inputs[0]), in_rows(call.backprop)) for call in page.calls]
-        terms["weight"] = Products([d for _, d in places], [x for x, _ in places])
+        terms["weight"] = Products([d for _, d in places], [x for x, _ in places], page.workspace, page.layer)
     return terms
 
 
@@ -102,6 +103,8 @@ NAMED: dict[str, Rule] = {
     "transformers.pytorch_utils.Conv1D": transposed_linear,
     "transformers.models.convnext.modeling_convnext.ConvNextLayerNorm": layer_norm_either,
     "transformers.models.convnextv2.modeling_convnextv2.ConvNextV2LayerNorm": layer_norm_either,
+    "timm.layers.norm.GroupNorm": group_norm,
+    "timm.layers.norm.GroupNorm1": group_norm,
     "timm.layers.norm.LayerNorm": layer_norm,
     "timm.layers.norm.LayerNorm2d": channels_first(layer_norm),
     "timm.layers.norm_act.BatchNormAct2d": batch_norm_act,

@@ -24,6 +24,11 @@ def refuse_around(kind: str) -> None:
         raise EquidpError(
             "Inside torch.inference_mode no gradients can be taken: train outside it, and leave it to evaluation."
         )
+    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        raise EquidpError(
+            "Inside torch.autograd.detect_anomaly a record whose gradient is no number ends the run, and so tells that "
+            "it is there; without it such a record counts as 0. Leave it out, or give it check_nan=False."
+        )
     refuse_autocast(kind)
 
 
@@ -53,12 +58,17 @@ def refuse_half_on_cpu(model: nn.Module, precision: str) -> None:
     Raises:
         EquidpError: the precision, or the type of a parameter, is half.
     """
-    cpu = [(name, p.dtype) for name, p in model.named_parameters() if p.device.type == "cpu"]
-    half = [name for name, kind in cpu if kind in (torch.bfloat16, torch.float16)]
-    if not half and not (cpu and precision == "bf16"):
-        return
-    what = f"Parameter {half[0]!r} is in half precision" if half else 'precision="bf16" (training.precision=bf16)'
-    raise spoiling(what, "make it float32 (model.float())" if half else "leave it out")
+    cpu = [(name, p) for name, p in model.named_parameters() if p.device.type == "cpu"]
+    for name, parameter in cpu:
+        refuse_half(name, parameter)
+    if cpu and precision == "bf16":
+        raise spoiling('precision="bf16" (training.precision=bf16)', "leave it out")
+
+
+def refuse_half(name: str, parameter: torch.Tensor) -> None:
+    """Refuse a parameter that is in half precision on a CPU, trained or not."""
+    if parameter.dtype in (torch.bfloat16, torch.float16) and parameter.device.type == "cpu":
+        raise spoiling(f"Parameter {name!r} is in half precision", "make it float32 (model.float())")
 
 
 def spoiling(what: str, remedy: str) -> EquidpError:

@@ -124,7 +124,7 @@ class _Lstm(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(inputs: Tensor, before: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
+    def forward(inputs: Tensor, mapped: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
         return torch.stack(kept[: inputs.shape[1]], 1), kept[-1].clone()
 
     @staticmethod
@@ -176,7 +176,7 @@ class _Gru(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(inputs: Tensor, before: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
+    def forward(inputs: Tensor, mapped: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
         return torch.stack(kept[: inputs.shape[1]], 1), cell.clone()
 
     @staticmethod
@@ -225,7 +225,7 @@ class _Rnn(torch.autograd.Function):
         return _through_tanh(back, state)
 
     @staticmethod
-    def forward(inputs: Tensor, before: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *states: Tensor) -> Pair:
+    def forward(inputs: Tensor, mapped: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *states: Tensor) -> Pair:
         return torch.stack(states, 1), cell.clone()
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients.precision import refuse_half
 from equidp.gradients.used import used_by
 
 T = TypeVar("T")
@@ -22,6 +24,9 @@ BATCH_NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
 )
+
+HOOKS = tuple(name for name, of in vars(nn.Module()).items() if isinstance(of, OrderedDict) and "state" not in name)
+"""Attributes in which torch keeps a module's hooks."""
 
 
 def refuse_unfit(model: nn.Module) -> None:
@@ -103,21 +108,30 @@ class Trained:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        refuse_unfit(model)  # some parameters have no shape to remember
         self._model, self._layers = model, tuple(model.modules())
-        self._parameters: list[tuple[str, nn.Module, str, nn.Parameter]] = [
+        every: list[tuple[str, nn.Module, str, nn.Parameter]] = [
             (f"{path}.{key}" if path else key, layer, key, value)
             for path, layer in model.named_modules()
             for key, value in layer.named_parameters(recurse=False)
-            if value.requires_grad
         ]
-        self._frozen = [(name, value) for name, value in model.named_parameters() if not value.requires_grad]
+        self._parameters = [(*of, of[3].shape) for of in every if of[3].requires_grad]
+        self._frozen = [of[:3] for of in every if not of[3].requires_grad]
+        self._hooks = [vars(layer)[name] for layer in self._layers for name in HOOKS if name in vars(layer)]
+
+    def beside(self) -> tuple[object, ...]:
+        """Return what was put on layers and is not in their classes: ids of hooks, and a `forward` of their own.
+
+        It may mix records, or compute in half precision, as the `forward` that accelerate's `prepare` puts there.
+        """
+        return (*chain.from_iterable(self._hooks), *(vars(layer).get("forward") for layer in self._layers))
 
     def layers(self) -> tuple[nn.Module, ...]:
         """Return the model's layers.
 
         Raises:
-            EquidpError: a layer or a trained parameter was replaced, a trained parameter is not float32, or a frozen
-                parameter requires gradients. The message names it.
+            EquidpError: a layer or a trained parameter was replaced; a trained parameter is not float32, or has another
+                shape; a frozen parameter requires gradients, or is in half precision on a CPU. The message names it.
         """
         layers = tuple(self._model.modules())
         if len(layers) != len(self._layers) or not all(map(operator.is_, layers, self._layers)):
@@ -128,7 +142,7 @@ class Trained:
                 "nobody has tried whether records meet in them, and they are not trained. Change the model first, or "
                 "make another trainer of it; what leaves then has cost the ε of both."
             )
-        for name, layer, key, value in self._parameters:
+        for name, layer, key, value, shape in self._parameters:
             if getattr(layer, key, None) is not value:
                 raise EquidpError(
                     f"Another parameter is in the place of {name!r}, and it would not be trained: copy values into the "
@@ -139,8 +153,18 @@ class Trained:
                     f"Parameter {name!r} has become {str(value.dtype).removeprefix('torch.')}, and gradients are "
                     "summed and noised in float32: leave half() and double() until the training is over."
                 )
-        for name, value in self._frozen:
-            if value.requires_grad:
+            if value.shape != shape:
+                raise EquidpError(
+                    f"Parameter {name!r} has become {list(value.shape)} and was {list(shape)} when the model was made "
+                    "private: change shapes first (resize_token_embeddings, say), or make another trainer of the "
+                    "model; what leaves then has cost the ε of both."
+                )
+        for name, layer, key in self._frozen:
+            now: Tensor | None = getattr(layer, key, None)
+            if now is None:
+                continue
+            refuse_half(name, now)
+            if now.requires_grad:
                 raise EquidpError(
                     f"Parameter {name!r} was frozen when the model was made private, and asks to be trained by now, "
                     "which it would not be: freeze it again (requires_grad_(False)), or make another trainer of the "

@@ -14,8 +14,8 @@ so no record's norm and weight depend on another record.
 
 A float32 sum over many positions is rounded by up to 6e-9 of the size of each summand. If the summands cancel, this
 rounding is all that is left. A sum that is taken in other steps than the norm is rounded differently, and the weight
-would not fit it. So if there are many positions, a weighted sum forms the same gradients again, in the same pieces. The
-records of a unit count as positions, too, and so do layers that share a parameter.
+would not fit it. So if there are many positions, a weighted sum uses the same gradients: they are kept, or formed again
+in the same pieces. The records of a unit count as positions, too, and so do layers that share a parameter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 from equidp.gradients.compiled import CompiledGradients
 from equidp.gradients.rounding import LOST, SLACK, norms_of, raised
 
-MANY = 100  # positions; with more of them a weighted sum forms the same gradients again that norms were taken of
+MANY = 100  # positions; with more of them a weighted sum uses the same gradients that norms were taken of
 CHUNK_FLOATS = 1 << 20  # floats of gradients that are formed at a time only to take their norms (4 MiB)
 CHUNK_FLOATS_ON_GPU = 1 << 26  # the same on a GPU, where so few would not be worth a launch (256 MiB)
 
@@ -152,6 +152,19 @@ def weighted_rows(rows: Tensor, weights: Tensor) -> Tensor:
     return total if 2 * half == len(rows) else total.add_(rows[-1] * weights[-1])
 
 
+def added_in_order(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ w_i·row i `[n]` of rows `[b, n]` on a CPU, one row after the other.
+
+    Each row is added by fused multiplications and additions. This is what `CompiledGradients.weighted_sum` does, so the
+    sum is the same to the last bit. A row of weight 0 adds nothing, whatever is in it.
+    """
+    total = rows.new_zeros(rows.shape[1])
+    for row, weight in zip(rows.unbind(), weights.float().tolist(), strict=True):
+        if weight:
+            total.add_(row, alpha=weight)
+    return total
+
+
 def weighted(inputs: Tensor, backprops: Tensor, weights: Tensor, silent: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return both factors of a weighted sum of outer products, silenced; the backprops are weighted."""
     return silenced(inputs, silent), silenced(scaled(backprops, weights), silent)
@@ -164,16 +177,31 @@ def compiled_norms(gradients: CompiledGradients, keep: Tensor | None = None) -> 
     return raised(squared.add_(gradients.kernel.numel * LOST), sizes.mul_(math.sqrt(gradients.kernel.seen)))
 
 
-def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tensor:
-    """Return squared norms `[b]` of the sums of the terms' gradients. These are formed for a few records at a time."""
-    sizes = sizes_of(terms)
-    norms = [norms_of(rows_of(terms, some)) for some in pieces(records, numel, sizes.device)]
+def materialised_norms(terms: Sequence[Term], records: int, numel: int, keep: Tensor | None = None) -> Tensor:
+    """Return squared norms `[b]` of the sums of the terms' gradients. These are formed for a few records at a time.
+
+    The gradients are also written to `keep` `[b, numel]`, if it is given.
+    """
+    sizes, norms = sizes_of(terms), list[Tensor]()
+    for some in pieces(records, numel, sizes.device):
+        rows = rows_of(terms, some)
+        norms.append(norms_of(rows))
+        if keep is not None:
+            keep[some].copy_(rows)
     return raised(torch.cat(norms), sizes)
 
 
-def formed_again(terms: Sequence[Term], weights: Tensor, silent: Tensor | None, numel: int) -> Tensor:
-    """Return the terms' weighted sum `[numel]`, of gradients formed again as `materialised_norms` formed them."""
-    formed = ((Vectors(rows_of(terms, some)), some) for some in pieces(len(weights), numel, weights.device))
+def formed_again(
+    terms: Sequence[Term], weights: Tensor, silent: Tensor | None, numel: int, kept: Tensor | None = None
+) -> Tensor:
+    """Return the terms' weighted sum `[numel]`, of the gradients that `materialised_norms` formed.
+
+    They are in `kept` `[b, numel]`, or are formed again if it is None. Both give the same digits.
+    """
+    rows = (
+        rows_of(terms, some) if kept is None else kept[some] for some in pieces(len(weights), numel, weights.device)
+    )
+    formed = zip(map(Vectors, rows), pieces(len(weights), numel, weights.device), strict=True)
     return reduce(Tensor.add_, (rows.weighted_sum(weights[some], some_of(silent, some)) for rows, some in formed))
 
 

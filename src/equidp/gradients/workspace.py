@@ -8,6 +8,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+ROOMY = 1 << 26
+"""Floats in all buffers (256 MiB). Beyond this a CPU keeps no more gradients that can be formed again, bit by bit."""
+
 
 class Workspace:
     """Named buffers of one engine.
@@ -22,6 +25,8 @@ class Workspace:
             total = torch.cuda.get_device_properties(device).total_memory
             self.scratch_floats = min(self.scratch_floats, total // 128)
             self.keep_floats = min(self.keep_floats, total // 16)
+        # on a GPU this is beside the quarter of the memory for other kept gradients: `memory.py` leaves room for it
+        self.roomy_floats = ROOMY if device.type == "cpu" else self.keep_floats // 4
         self._buffers: dict[object, Tensor] = {}
         self._ones: dict[tuple[int, torch.dtype], Tensor] = {}
         self._constants: dict[tuple[float, ...], Tensor] = {}
@@ -35,6 +40,11 @@ class Workspace:
             # Poisson batches vary in size: a slightly larger buffer often fits the next one, too
             buffer = self._buffers[owner] = like.new_empty(numel + numel // 8)
         return buffer[:numel].view(shape)
+
+    def take_if_roomy(self, owner: object, *shape: int, like: Tensor) -> Tensor | None:
+        """Return the same as `take`, or None if all buffers would then hold more than `roomy_floats`."""
+        others = sum(buffer.numel() for of, buffer in self._buffers.items() if of is not owner)
+        return self.take(owner, *shape, like=like) if others + math.prod(shape) <= self.roomy_floats else None
 
     def constant(self, numbers: tuple[float, ...], like: Tensor) -> Tensor:
         """Return a tensor `[n]` of these numbers, which is copied to the device once."""

@@ -21,7 +21,7 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
 from equidp.mechanism.noise import RandomSource
-from equidp.mechanism.optimizers import refuse_asking
+from equidp.mechanism.optimizers import moved_by, refuse_asking
 from equidp.mechanism.parts import (
     Contributing,
     Draw,
@@ -86,8 +86,7 @@ class Looking:
 
     @optimizer.setter
     def optimizer(self, other: torch.optim.Optimizer) -> None:
-        moved = {id(parameter) for group in other.param_groups for parameter in group["params"]}
-        if moved != {id(parameter) for parameter in self.engine.parameters}:
+        if moved_by(other) != set(map(id, self.engine.parameters)):
             raise EquidpError(
                 "The optimiser's parameters are not those that are trained: every step would be charged, and none "
                 "would reach the model. Make it of trainer.engine.parameters; what is not to be trained is frozen by "

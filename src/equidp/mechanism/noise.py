@@ -31,7 +31,7 @@ def refuse_other_shapes(values: Tensor) -> None:
     if values.dim() != 1:
         raise EquidpError(
             f"Values of shape {tuple(values.shape)} are to be noised, and noise is drawn for a vector [m]: entries of "
-            "one row would share it, and their differences would be exact. Flatten them."
+            "one column would share it, and their differences would be exact. Flatten them."
         )
 
 

@@ -12,10 +12,12 @@ from torch import Tensor
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Segment
+from equidp.errors import EquidpError
 from equidp.gradients.precision import refuse_around, refuse_short_products
 from equidp.gradients.shape import warn_of_rounding_by_place
 from equidp.mechanism.looking import copied
 from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.optimizers import moved_by
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
 from equidp.mechanism.states import seed_unforeseen
 from equidp.mechanism.trying import Trying
@@ -47,6 +49,9 @@ def unforeseen(steps: Callable[P, T]) -> Callable[P, T]:
         loop.seed_unforeseen()
         try:
             return steps(*args, **kwargs)
+        except BaseException:
+            loop.engine.passes.clear()  # Ctrl-C may have left in the model what a pass puts there
+            raise
         finally:
             loop.seed_unforeseen()
 
@@ -86,9 +91,15 @@ class Noising(Trying):
         The step must use this value: a sampler that is asked again may give another one.
 
         Raises:
-            EquidpError: inside torch.autocast or inference_mode, where no step can be taken; nothing is charged then.
+            EquidpError: inside torch.autocast or inference_mode, where no step can be taken, or if the optimiser was
+                given other parameters than the model's. Nothing is charged then.
         """
         refuse_around(self.engine.autocast_kind)
+        if not moved_by(self.optimizer) <= set(map(id, self.engine.parameters)):
+            raise EquidpError(
+                "The optimiser was given parameters that are not trained here: it would move them by gradients without "
+                "noise. Leave out add_param_group, and put layers into the model before the trainer is made."
+            )
         self.steps_begun = max(self.steps_begun, self.steps_done + 1)
         noise_multiplier = self.sampling.noise(segment)
         if self.algorithm.private:

@@ -85,6 +85,21 @@ def refuse_asking(optimizer: torch.optim.Optimizer) -> None:
         raise EquidpError(f"{name} is for sparse gradients, and noise is added to all of them: take Adam.")
 
 
+def moved_by(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Return the ids of the parameters that an optimiser moves."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def refuse_closure(closure: object) -> None:
+    """Refuse a function that computes gradients for the step, as training loops of other libraries give it."""
+    if closure is not None:
+        raise EquidpError(
+            "The optimiser got a closure that computes a loss, whose gradients would have no noise: take steps by "
+            "trainer.run_steps(1), which computes noised ones and calls the optimiser itself (in Lightning, say, in "
+            "training_step, with automatic_optimization off)."
+        )
+
+
 def _at_once(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> bool:
     """Whether all parameters are updated by one operation, as torch does it on a GPU unless told otherwise."""
     given: bool | None = group["foreach"]
@@ -94,7 +109,8 @@ def _at_once(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> bool:
 class _SGD(_Kept, torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step along the gradients in `grad`."""
+        """Take one step along the gradients in `grad`. A closure is refused."""
+        refuse_closure(closure)
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             remembers = group["momentum"] != 0
@@ -109,7 +125,8 @@ class _SGD(_Kept, torch.optim.SGD):
 class _Adam(_Kept, torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step along the gradients in `grad`."""
+        """Take one step along the gradients in `grad`. A closure is refused."""
+        refuse_closure(closure)
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             states = [self._state_of(p) for p in parameters]

@@ -312,6 +312,7 @@ class Trainer(Noising):
         noise_multiplier = self.sampling.noise(segment) if charged else self.charge(segment)
         public = self.public_values(segment)
         norms, finite = None, None
+        self.drawn = iter(())  # an interrupted step may have left some
         if self._foreign and len(draws[0].units) and self._trials.due():
             self.try_contribution(draws)
         if self.steps_done not in self._release_steps:

@@ -94,7 +94,10 @@ def forget(workplace: Path) -> None:
     They are as sensitive as the training data. Nothing is removed if another run is at work there, because the charges
     in the journal are then that run's.
     """
+    if not workplace.is_dir():
+        return
     checkpoint, journal = workplace / CHECKPOINT_FILE, workplace / JOURNAL_FILE
+    journal.touch(0o600)  # without a file to lock, a run could begin meanwhile, and its journal would be removed
     windows = sys.platform == "win32"  # Windows removes no open file, and so no journal of a run that has begun since
     with unless_in_use(journal) as free:
         if free:

@@ -308,10 +308,7 @@ class JournaledLedger(Ledger):
 
 @contextlib.contextmanager
 def unless_in_use(path: Path) -> Iterator[bool]:
-    """Yield whether no run uses the journal `path`. If the file is free, no run can begin before the context ends."""
-    if not path.exists():
-        yield True
-        return
+    """Yield whether no run uses the journal `path`, which exists. If it is free, none can begin within the context."""
     with path.open("rb") as file:
         yield locked(file) and _is_file_of(path, file)
 
