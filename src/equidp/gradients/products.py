@@ -26,7 +26,7 @@ from equidp.gradients.windows import Kernel
 from equidp.gradients.workspace import Workspace
 
 WORTH_KEEPING = 1 << 17
-"""Multiplications for a record's gradient from which on it is kept for the weighted sum, where there is room."""
+"""If a record's gradient takes at least so many multiplications, it is kept for the weighted sum, if there is room."""
 
 
 class Outer(Term):
@@ -36,7 +36,8 @@ class Outer(Term):
         self.inputs, self.backprops = inputs, backprops
 
     def squared_norms(self) -> Tensor:
-        # a factor of lost squares would be multiplied by the other, which may be huge: each has its own share back
+        # a norm may lose tiny squares, and the other norm, by which it is multiplied, may be huge: so `norms_of` adds
+        # to each norm what it may have lost
         squared = norms_of(self.inputs) * self.backprops.squared_norms()
         return squared.add_(lost(1, squared.dtype))
 
@@ -53,13 +54,13 @@ class Outer(Term):
 
 
 class Products(Term):
-    """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`: calls' positions in a row.
+    """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`, the calls' positions in a row.
 
     Args:
         inputs: `A` of each call.
         backprops: `B` of each call.
         workspace: where gradients may be kept from their norms to the weighted sum; None: they are formed again for it.
-        owner: of the gradients in the workspace: the layer.
+        owner: the layer, key of the kept gradients in the workspace.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Products(Term):
 
     @cached_property
     def _compiled(self) -> CompiledGradients | None:
-        """Asked for only where gradients are formed: to compile takes longer than many a run's Gram matrices."""
+        """Compiled code, made only if gradients are formed: to compile takes longer than some runs' Gram matrices."""
         if len({x.shape[1] for x in self._calls[0]}) > 1:
             return None
         rows = ([x.unsqueeze(1) for x in calls] for calls in self._calls)  # images of one row, a pixel per position
@@ -84,12 +85,12 @@ class Products(Term):
 
     @cached_property
     def inputs(self) -> Tensor:
-        """`[b, P, i]`."""
+        """Inputs of all calls, `[b, P, i]`."""
         return along_positions(self._calls[0])
 
     @cached_property
     def backprops(self) -> Tensor:
-        """`[b, P, o]`."""
+        """Backprops of all calls, `[b, P, o]`."""
         return along_positions(self._calls[1])
 
     def squared_norms(self) -> Tensor:
@@ -115,18 +116,18 @@ class Products(Term):
 
     @property
     def width(self) -> int:
-        """Of how many products the entries of both Gram matrices are sums."""
+        """Number of products that are summed in an entry of either Gram matrix, i + o."""
         return sum(self._widths)
 
     def grams(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Gram matrices of inputs and of backprops."""
+        """Give the Gram matrices of inputs and of backprops."""
         left, right = (alike(factor, factor.transpose(1, 2)) for factor in (self.inputs, self.backprops))
         yield left, right
 
     def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         if not self.by_gram() and self._compiled is not None:
             kept = self._kept
-            # to the last bit the same: whether there was room decides nothing else
+            # both sums are the same to the last bit, so it changes nothing whether there was room
             return self._turned(self._compiled.weighted_sum(weights) if kept is None else added_in_order(kept, weights))
         if self._positions > MANY:
             return formed_again([self], weights, silent, math.prod(self._widths), self._kept)
@@ -139,7 +140,7 @@ class Products(Term):
         return alike(self.backprops[start:stop].transpose(1, 2), self.inputs[start:stop]).flatten(1)
 
     def _turned(self, gradients: Tensor) -> Tensor:
-        """`[…, i·o]` to `[…, o·i]`."""
+        """Return `[…, i·o]` as `[…, o·i]`."""
         return gradients.unflatten(-1, self._widths).transpose(-1, -2).flatten(-2)
 
 
