@@ -28,7 +28,7 @@ from torch import Tensor
 from equidp.gradients import fused
 from equidp.gradients.convolutions import Convolutions
 from equidp.gradients.products import Outer, Products
-from equidp.gradients.rounding import SLACK, all_parts, gram_parts, gram_raised, gram_slack, row_squares
+from equidp.gradients.rounding import LOST, SLACK, all_parts, gram_parts, gram_raised, gram_slack, row_squares
 from equidp.gradients.terms import MANY, Gradients, Vectors
 from equidp.gradients.workspace import Workspace
 
@@ -146,7 +146,8 @@ class Together:
         tiles, written = [self._tiles[id(term)] for term in convolutions if id(term) in self._tiles], self._form()
         rows += written
         entries = [row[0].numel() for row in rows]
-        entries[own - 1] += outer  # each product of two factors may lose one more square
+        if self._vectors:
+            entries[own - 1] += outer  # each product of two factors may lose one more square
         if self._kernels is None:
             squares, parts = row_squares(rows, entries, self._workspace)
         else:
@@ -160,7 +161,8 @@ class Together:
         if convolutions:  # a norm is at least a share of the size of its summands (`rounding.raised`)
             least = left[outer:].mul_(self._constants([SLACK * term.kernel.seen for term in convolutions]))
             torch.maximum(least, squares[own:], out=least)
-        return squares[pairs:own].sum(0)
+        total = squares[pairs:own].sum(0)
+        return total if self._vectors else total.add_(outer * LOST)
 
     def _lay_out(self) -> None:
         """Fill the first matrix: inputs of linear layers; their backprops that are no bias's gradients; vectors."""
