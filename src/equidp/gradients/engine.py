@@ -83,7 +83,7 @@ class GradientEngine:
         rows: int | None = None,
         exact: bool = False,
     ) -> None:
-        self._trained = Trained(model)
+        self._trained = Trained(model, loss)
         self.passes = BookKeeping(model, loss, precision=precision)
         self.model, self.loss, self.precision = model, loss, precision
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
