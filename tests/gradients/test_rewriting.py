@@ -127,6 +127,31 @@ def test_the_last_cell_alone_has_its_gradient_too() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_gradient_of_a_gradient_is_refused_as_what_follows_from_the_steps_is_not_recorded(
+    kind: type[nn.RNNBase],
+) -> None:
+    """It was another than torch's own layer has, and nothing said so."""
+    x = torch.randn(3, 5, 4, requires_grad=True)
+    ours = rewritten(kind(4, 6, batch_first=True))
+    for output in (ours(x)[0], ours(x)[0][:, -1].sum(0)):
+        (once,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        with pytest.raises(EquidpError, match="A gradient of a gradient was asked for, through an LSTM, GRU or RNN"):
+            torch.autograd.grad(once.square().sum() + x.square().sum(), x)
+
+
+def test_a_forward_that_the_map_of_states_was_given_counts_in_every_step() -> None:
+    """As those who make layers coarser, or noisy, put it there: it was asked once, and what it gave was not used."""
+    theirs = nn.GRU(4, 6, batch_first=True)
+    ours, x = rewritten(copy.deepcopy(theirs)), torch.randn(3, 5, 4)
+    first = ours.from_state[0].forward
+    ours.from_state[0].forward = lambda state: 2 * first(state)
+    with torch.no_grad():
+        for name in ("weight_hh_l0", "bias_hh_l0"):
+            getattr(theirs, name).mul_(2)
+    torch.testing.assert_close(ours(x)[0], theirs(x)[0])
+
+
 class Scaled(nn.Module):
     """Has no gradient rule, and a recurrence within."""
 
