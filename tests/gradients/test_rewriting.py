@@ -227,6 +227,27 @@ def test_what_a_rewritten_layer_cannot_do_is_refused_by_name_and_a_frozen_one_st
         rewritten(nn.LSTM(4, 6))(packed)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.MultiheadAttention])
+def test_hooks_stay_where_they_are_and_a_forward_of_its_own_is_refused(kind: type[nn.Module]) -> None:
+    """They were lost, and the model computed something else."""
+    layer, x, seen = kind(4, 4), torch.randn(3, 5, 4, requires_grad=True), list[str]()
+    given = (x,) if kind is nn.LSTM else (x, x, x)
+    layer.register_forward_pre_hook(lambda layer, given: tuple(2 * one for one in given))
+    hook = layer.register_forward_hook(lambda *_: seen.append("forward"))
+    layer.register_full_backward_hook(lambda *_: seen.append("backward"))
+    expected = layer(*given)[0]
+    model = rewritten(nn.Sequential(layer))
+    found = model[0](*given)[0]
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    hook.remove()
+    model[0](*given)
+    assert seen == ["forward", "forward", "backward"]
+    layer.forward = lambda *some: some
+    with pytest.raises(EquidpError, match=r"Layer '0' .* has a forward of its own, which would be lost"):
+        rewritten(nn.Sequential(layer))
+
+
 class Twice(nn.Module):
     """One recurrence under two names."""
 

@@ -20,6 +20,9 @@ from equidp.gradients.recurrence import Recurrence
 
 logger = logging.getLogger(__name__)
 
+HOOKED = frozenset(name for name in vars(nn.Module()) if "hook" in name and "state" not in name)
+"""Attributes in which torch keeps what was hooked to a module, except for its state, which has other names here."""
+
 
 def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:
     """Return the model with every trained attention and recurrence replaced.
@@ -35,14 +38,14 @@ def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:
         EquidpError: a layer has settings or parameters that its replacement does not have.
     """
     if (replace := REPLACEMENTS.get(type(model))) and (frozen or _trained(model)):
-        return replace(model, "model").train(model.training)
+        return _replaced(model, "model", replace)
     made: dict[nn.Module, nn.Module] = {}
     for path, layer in list(model.named_modules(remove_duplicate=False)):
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False  # with nested tensors it would read the attention's weights by itself
         if (replace := REPLACEMENTS.get(type(layer))) and (frozen or _trained(layer)):
             if layer not in made:
-                made[layer] = replace(layer, path).train(layer.training)
+                made[layer] = _replaced(layer, path, replace)
                 logger.info(
                     "Layer %r (%s) is rewritten from Linear layers, which compute the same and show every gradient.",
                     path,
@@ -50,6 +53,18 @@ def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:
                 )
             model.set_submodule(path, made[layer])
     return model
+
+
+def _replaced(layer: nn.Module, name: str, replace: Callable[..., nn.Module]) -> nn.Module:
+    """Return what `replace` makes of a layer, in the same mode and with the same hooks."""
+    if "forward" in vars(layer):
+        raise EquidpError(
+            f"Layer {name!r} ({type(layer).__name__}) has a forward of its own, which would be lost where it is "
+            "rewritten from Linear layers: take it off, or put it on what rewritten(model) gives."
+        )
+    made = replace(layer, name).train(layer.training)
+    vars(made).update({key: of for key, of in vars(layer).items() if key in HOOKED})
+    return made
 
 
 def _trained(layer: nn.Module) -> bool:
