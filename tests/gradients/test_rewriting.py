@@ -248,6 +248,23 @@ def test_hooks_stay_where_they_are_and_a_forward_of_its_own_is_refused(kind: typ
         rewritten(nn.Sequential(layer))
 
 
+def _tied_within(model: Any) -> None:
+    model[0].weight_hh_l1 = model[0].weight_hh_l0
+
+
+def _tied_to_another(model: Any) -> None:
+    model[1].weight = model[0].weight_hh_l0
+
+
+@pytest.mark.parametrize("tie", [_tied_within, _tied_to_another])
+def test_weights_that_are_tied_are_not_parted_unseen(tie: Callable[[Any], None]) -> None:
+    """The model had more parameters than before, and nothing said so."""
+    model = nn.Sequential(nn.RNN(4, 4, 2), nn.Linear(4, 4))
+    tie(model)
+    with pytest.raises(EquidpError, match=r"Layer '0' \(RNN\) shares weight_hh_l0 with another place of the model"):
+        rewritten(model)
+
+
 class Twice(nn.Module):
     """One recurrence under two names."""
 
