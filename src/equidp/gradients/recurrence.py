@@ -81,13 +81,10 @@ class Recurrence(nn.Module):
 
     def _direction(self, i: int, values: Tensor, start: Pair) -> Pair:
         """Return states `[b, L, h]` and the last cell `[b, h]` of one direction of one layer."""
-        inputs, from_state = self.from_input[i](values), self.from_state[i]
-        if type(from_state) is not nn.Linear or "forward" in vars(from_state):  # an adapter, say, stands beside it
-            return _one_by_one(ONE_STEP[self.kind], inputs, from_state, start)
-        return recur(self.kind, inputs, from_state, start)
+        return recur(self.kind, self.from_input[i](values), self.from_state[i], start)
 
 
-def recur(kind: str, inputs: Tensor, from_state: nn.Linear, start: Pair) -> Pair:
+def recur(kind: str, inputs: Tensor, from_state: nn.Module, start: Pair) -> Pair:
     """Return states `[b, L, h]` and the last cell `[b, h]` of a recurrence in one direction.
 
     Args:
@@ -96,6 +93,8 @@ def recur(kind: str, inputs: Tensor, from_state: nn.Linear, start: Pair) -> Pair
         from_state: the second map, from h to n·h.
         start: state and cell `[b, h]` before the first step.
     """
+    if type(from_state) is not nn.Linear or "forward" in vars(from_state):  # an adapter, say, stands beside it
+        return _one_by_one(ONE_STEP[kind], inputs, from_state, start)
     steps, function = ALL_STEPS[kind]
     state, cell = (one.to(inputs.dtype) for one in start)
     weight = from_state.weight.detach().to(inputs.dtype)
@@ -355,8 +354,8 @@ def _one_by_one(step: Step, inputs: Tensor, from_state: nn.Module, at: Pair) -> 
     return torch.stack(states, 1), at[1]
 
 
-def _lstm_step(inputs: Tensor, before: Tensor, at: Pair) -> Pair:
-    write, keep, candidate, show = (inputs + before).chunk(4, 1)
+def _lstm_step(inputs: Tensor, before: Tensor, at: Pair, order: Order = TORCHS) -> Pair:
+    write, keep, candidate, show = _sorted((inputs + before).chunk(4, 1), order)
     cell = keep.sigmoid() * at[1] + write.sigmoid() * candidate.tanh()
     return show.sigmoid() * cell.tanh(), cell
 
@@ -370,8 +369,9 @@ def _gru_step(inputs: Tensor, before: Tensor, at: Pair) -> Pair:
 
 ONE_STEP: dict[str, Step] = {
     "LSTM": _lstm_step,
+    "LSTM, keep first": partial(_lstm_step, order=KEEP_FIRST),
     "GRU": _gru_step,
     "RNN_TANH": lambda inputs, before, at: ((inputs + before).tanh(), at[1]),
     "RNN_RELU": lambda inputs, before, at: ((inputs + before).relu(), at[1]),
 }
-"""By torch's name of the kind: state and cell after a step, from what both maps give and from those before it."""
+"""By the kind, as above: state and cell after a step, from what both maps give and from those before it."""
