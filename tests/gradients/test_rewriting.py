@@ -127,6 +127,31 @@ def test_the_last_cell_alone_has_its_gradient_too() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_gradient_of_a_gradient_is_refused_as_what_follows_from_the_steps_is_not_recorded(
+    kind: type[nn.RNNBase],
+) -> None:
+    """It was another than torch's own layer has, and nothing said so."""
+    x = torch.randn(3, 5, 4, requires_grad=True)
+    ours = rewritten(kind(4, 6, batch_first=True))
+    for output in (ours(x)[0], ours(x)[0][:, -1].sum(0)):
+        (once,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        with pytest.raises(EquidpError, match="A gradient of a gradient was asked for, through an LSTM, GRU or RNN"):
+            torch.autograd.grad(once.square().sum() + x.square().sum(), x)
+
+
+def test_a_forward_that_the_map_of_states_was_given_counts_in_every_step() -> None:
+    """As those who make layers coarser, or noisy, put it there: it was asked once, and what it gave was not used."""
+    theirs = nn.GRU(4, 6, batch_first=True)
+    ours, x = rewritten(copy.deepcopy(theirs)), torch.randn(3, 5, 4)
+    first = ours.from_state[0].forward
+    ours.from_state[0].forward = lambda state: 2 * first(state)
+    with torch.no_grad():
+        for name in ("weight_hh_l0", "bias_hh_l0"):
+            getattr(theirs, name).mul_(2)
+    torch.testing.assert_close(ours(x)[0], theirs(x)[0])
+
+
 class Scaled(nn.Module):
     """Has no gradient rule, and a recurrence within."""
 
@@ -200,6 +225,44 @@ def test_what_a_rewritten_layer_cannot_do_is_refused_by_name_and_a_frozen_one_st
     packed = nn.utils.rnn.pack_sequence([torch.randn(3, 4)])
     with pytest.raises(EquidpError, match=r"padded, not packed"):
         rewritten(nn.LSTM(4, 6))(packed)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.MultiheadAttention])
+def test_hooks_stay_where_they_are_and_a_forward_of_its_own_is_refused(kind: type[nn.Module]) -> None:
+    """They were lost, and the model computed something else."""
+    layer, x, seen = kind(4, 4), torch.randn(3, 5, 4, requires_grad=True), list[str]()
+    given = (x,) if kind is nn.LSTM else (x, x, x)
+    layer.register_forward_pre_hook(lambda layer, given: tuple(2 * one for one in given))
+    hook = layer.register_forward_hook(lambda *_: seen.append("forward"))
+    layer.register_full_backward_hook(lambda *_: seen.append("backward"))
+    expected = layer(*given)[0]
+    model = rewritten(nn.Sequential(layer))
+    found = model[0](*given)[0]
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    hook.remove()
+    model[0](*given)
+    assert seen == ["forward", "forward", "backward"]
+    layer.forward = lambda *some: some
+    with pytest.raises(EquidpError, match=r"Layer '0' .* has a forward of its own, which would be lost"):
+        rewritten(nn.Sequential(layer))
+
+
+def _tied_within(model: Any) -> None:
+    model[0].weight_hh_l1 = model[0].weight_hh_l0
+
+
+def _tied_to_another(model: Any) -> None:
+    model[1].weight = model[0].weight_hh_l0
+
+
+@pytest.mark.parametrize("tie", [_tied_within, _tied_to_another])
+def test_weights_that_are_tied_are_not_parted_unseen(tie: Callable[[Any], None]) -> None:
+    """The model had more parameters than before, and nothing said so."""
+    model = nn.Sequential(nn.RNN(4, 4, 2), nn.Linear(4, 4))
+    tie(model)
+    with pytest.raises(EquidpError, match=r"Layer '0' \(RNN\) shares weight_hh_l0 with another place of the model"):
+        rewritten(model)
 
 
 class Twice(nn.Module):

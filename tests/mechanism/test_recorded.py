@@ -521,6 +521,41 @@ def test_parameters_in_another_place_are_not_those_of_the_recording() -> None:
     compare(trainer, plain)
 
 
+def _frozen(trainer: Trainer) -> None:
+    """As `docs/pytorch.md` says."""
+    trainer.optimizer.param_groups[0]["params"] = list(trainer.engine.parameters)[1:]
+
+
+def _decaying(trainer: Trainer) -> None:
+    trainer.optimizer.param_groups[0]["weight_decay"] = 0.1
+
+
+def _doubled(trainer: Trainer) -> None:
+    trainer.engine.passes.sites[-1].layer.register_forward_pre_hook(lambda layer, given: (2 * given[0],))
+
+
+@pytest.mark.parametrize("change", [_frozen, _decaying, _doubled])
+def test_what_changes_between_steps_changes_those_that_are_replayed(change: Callable[[Trainer], None]) -> None:
+    """A replay moved what the optimiser had been told to leave, and went on without a hook."""
+    trainer, plain = (trainer_of("dpsgd", how) for how in (Replaying, None))
+    for one in (trainer, plain):
+        one.run_steps(TRIALS + 2)
+        change(one)
+        first = one.engine.parameters[0].clone()
+        one.run_steps(STEPS - TRIALS - 2)
+        assert torch.equal(one.engine.parameters[0], first) == (change is _frozen)
+    assert replayed(trainer)
+    compare(trainer, plain)
+
+
+def test_other_layers_are_refused_where_steps_are_replayed_too() -> None:
+    trainer = trained("dpsgd", Replaying)
+    trainer.model.set_submodule(trainer.engine.passes.sites[-1].name, nn.Linear(1, 1))
+    with pytest.raises(EquidpError, match="layers are others"):
+        trainer.run_steps(1)
+    assert trainer.ledger.count == STEPS
+
+
 class Leaving(Replaying):
     """Leaves out one kind of operation: the noise, the batch, a product, the update, who is there."""
 

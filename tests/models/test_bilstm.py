@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models.conftest import SCHEMAS
-from torch import nn
+from torch import Tensor, nn
 
 from equidp.data.words import token_ids, word_id
 from equidp.errors import EquidpError
@@ -118,3 +118,20 @@ def test_bad_vector_files_are_named(tmp_path: Path, text: str, message: str) -> 
 def test_vectors_that_cannot_be_had_are_an_error_and_never_random(given: dict, message: str) -> None:
     with pytest.raises(EquidpError, match=message):
         build_model("bilstm", SCHEMAS["reviews"], options=given)
+
+
+class Doubled(nn.Linear):
+    """Stands for an adapter of peft."""
+
+    def forward(self, state: Tensor) -> Tensor:
+        return 2 * super().forward(state)
+
+
+def test_what_takes_the_place_of_the_map_of_states_counts_in_every_step() -> None:
+    """The steps read its weight, and did not see what it gave; only its gradient was taken."""
+    plain, words, present = Lstm(5, 7), torch.randn(3, 4, 5), torch.ones(3, 4, 1)
+    expected = plain(words, present)
+    weight = plain.from_state.weight.detach() / 2
+    plain.from_state = Doubled(7, 28, bias=False)
+    plain.from_state.load_state_dict({"weight": weight})
+    torch.testing.assert_close(plain(words, present), expected)

@@ -261,6 +261,21 @@ def test_no_run_begins_in_a_folder_while_it_is_forgotten_whether_or_not_it_has_a
     assert _reopened(path) == (GRADIENT,)
 
 
+def test_a_folder_may_be_forgotten_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal that one made to lock was removed by the other, and the run ended in an error."""
+    path = tmp_path / "journal.jsonl"
+    begun = unless_in_use
+
+    def meanwhile(journal: Path) -> contextlib.AbstractContextManager[bool]:
+        monkeypatch.setattr(conclusion, "unless_in_use", begun)
+        conclusion.forget(tmp_path)
+        return begun(journal)
+
+    monkeypatch.setattr(conclusion, "unless_in_use", meanwhile)
+    conclusion.forget(tmp_path)
+    assert not path.exists()
+
+
 def test_a_journal_in_use_is_told_from_one_that_is_not(journal: Journal, path: Path) -> None:
     with unless_in_use(path) as free:
         assert not free

@@ -9,10 +9,12 @@ import os
 import pickle
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -112,6 +114,58 @@ def test_a_model_that_is_changed_between_steps_is_not_trained_on(change: Callabl
     change(trainer.model)
     for _ in range(2):
         with pytest.raises(EquidpError, match=words):
+            trainer.run_steps(1)
+
+
+class _Scaled(nn.Tanh):
+    """Divides by the largest of the batch."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        return given.tanh() / given.abs().max()
+
+
+def _within_others(trainer: Any, stack: contextlib.ExitStack) -> None:
+    """In a dict that takes the place of a layer's hooks, as those that remove all hooks do."""
+    trainer.model[1]._forward_hooks = OrderedDict({0: _centred})
+
+
+def _in_the_place(trainer: Any, stack: contextlib.ExitStack) -> None:
+    trainer.model[1]._forward_hooks.update(dict.fromkeys(trainer.model[1]._forward_hooks, _centred))
+
+
+def _of_every_layer(trainer: Any, stack: contextlib.ExitStack) -> None:
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda layer, given, outputs: _centred(layer, given, outputs) if isinstance(layer, nn.Tanh) else None
+    )
+    stack.callback(hook.remove)
+
+
+def _of_a_class(trainer: Any, stack: contextlib.ExitStack) -> None:
+    stack.enter_context(mock.patch.object(nn.Tanh, "forward", _Scaled.forward))
+
+
+ADDITIONS: list[Callable[[Any, contextlib.ExitStack], object]] = [
+    _within_others,
+    _in_the_place,
+    _of_every_layer,
+    _of_a_class,
+    lambda trainer, stack: setattr(trainer.model[1], "__class__", _Scaled),
+    lambda trainer, stack: trainer.engine.loss.register_forward_hook(lambda loss, given, losses: losses * losses.sum()),
+]
+
+
+@pytest.mark.parametrize("add", ADDITIONS)
+def test_whatever_layers_or_the_loss_are_given_between_steps_is_tried(
+    add: Callable[[Any, contextlib.ExitStack], object],
+) -> None:
+    """By a layer's other class one record moved the sum by five times its bound."""
+    trainer = trainer_of(nn.CrossEntropyLoss(reduction="none"))
+    if add is _in_the_place:
+        trainer.model[1].register_forward_hook(lambda *_: None)
+    trainer.run_steps(3)
+    with contextlib.ExitStack() as stack:
+        add(trainer, stack)
+        with pytest.raises(EquidpError, match=r"mixes records|not those of the loss"):
             trainer.run_steps(1)
 
 

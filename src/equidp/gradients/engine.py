@@ -83,7 +83,7 @@ class GradientEngine:
         rows: int | None = None,
         exact: bool = False,
     ) -> None:
-        self._trained = Trained(model)
+        self._trained = Trained(model, loss)
         self.passes = BookKeeping(model, loss, precision=precision)
         self.model, self.loss, self.precision = model, loss, precision
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
@@ -111,6 +111,7 @@ class GradientEngine:
 
     def record_passes(self, new_recorder: Callable[[], Recorder] | None) -> None:
         """Replay passes from here on; with None compute them afresh."""
+        self._new_recorder = new_recorder
         work = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
         self._asked = work if self.rows is None else FixedRows(work, self.rows, self._shares)
 
@@ -187,10 +188,10 @@ class GradientEngine:
                 f"{type(labels).__name__}: `packed` makes one of several, and of a model that takes them."
             )
         refuse_around(self.autocast_kind)
-        modes = tuple(layer.training for layer in self._trained.layers())  # in another mode a layer may differ
-        if (beside := self._trained.beside()) != self._beside:  # so may a layer with another hook
+        done = self.computed_by()
+        if (beside := done[1]) != self._beside:
             self._beside, self._others, self._looks = beside, of_others(self.model, self.loss), Looks()
-        done = (modes, beside)
+            self.record_passes(self._new_recorder)
         state = (done, features.shape[1:] if self.passes.blocks else None)  # larger records have more windows
         if state != self._probed_in:
             self._tried = 0
@@ -211,6 +212,14 @@ class GradientEngine:
         # also for more records than any before: a model may pass few records at once, and many in pieces
         if len(first) and (self.look_is_due() or (self._others and len(first) > self._looked_at)):
             self.look(features, labels, views)
+
+    def computed_by(self) -> tuple[tuple[bool, ...], tuple[object, ...]]:
+        """Return the modes of the layers, and their hooks and forwards: with others a layer may compute something else.
+
+        Raises:
+            EquidpError: the layers or the parameters are others than those that are trained.
+        """
+        return tuple(layer.training for layer in self._trained.layers()), self._trained.beside()
 
     def look_is_due(self) -> bool:
         """Whether a model or a loss of others is to be looked at in the next batch. Ask once for each batch.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -81,13 +81,10 @@ class Recurrence(nn.Module):
 
     def _direction(self, i: int, values: Tensor, start: Pair) -> Pair:
         """Return states `[b, L, h]` and the last cell `[b, h]` of one direction of one layer."""
-        inputs, from_state = self.from_input[i](values), self.from_state[i]
-        if type(from_state) is not nn.Linear:  # an adapter, say, stands beside it
-            return _one_by_one(ONE_STEP[self.kind], inputs, from_state, start)
-        return recur(self.kind, inputs, from_state, start)
+        return recur(self.kind, self.from_input[i](values), self.from_state[i], start)
 
 
-def recur(kind: str, inputs: Tensor, from_state: nn.Linear, start: Pair) -> Pair:
+def recur(kind: str, inputs: Tensor, from_state: nn.Module, start: Pair) -> Pair:
     """Return states `[b, L, h]` and the last cell `[b, h]` of a recurrence in one direction.
 
     Args:
@@ -96,6 +93,8 @@ def recur(kind: str, inputs: Tensor, from_state: nn.Linear, start: Pair) -> Pair
         from_state: the second map, from h to n·h.
         start: state and cell `[b, h]` before the first step.
     """
+    if type(from_state) is not nn.Linear or "forward" in vars(from_state):  # an adapter, say, stands beside it
+        return _one_by_one(ONE_STEP[kind], inputs, from_state, start)
     steps, function = ALL_STEPS[kind]
     state, cell = (one.to(inputs.dtype) for one in start)
     weight = from_state.weight.detach().to(inputs.dtype)
@@ -154,12 +153,13 @@ class _Lstm(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
         steps = inputs[0].shape[1]
-        ctx.save_for_backward(inputs[4], *inputs[5 + steps : 5 + 3 * steps], inputs[3], *inputs[5 + 3 * steps :])
+        kept = inputs[4], *inputs[5 + steps : 5 + 3 * steps], inputs[3], *inputs[5 + 3 * steps :]
+        ctx.save_for_backward(output[1], *kept)
         ctx.set_materialize_grads(False)
 
     @classmethod
     def backward(cls, ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
-        weight, *kept = ctx.saved_tensors
+        end, weight, *kept = ctx.saved_tensors
         steps, places = len(kept) // 3, sorted(range(4), key=cls.order.__getitem__)
         gates, candidates, cells = kept[:steps], kept[steps : 2 * steps], kept[2 * steps :]
         backs, to_state = list[Tensor](), torch.zeros_like(cells[0])
@@ -175,7 +175,7 @@ class _Lstm(torch.autograd.Function):
             backs.append(torch.cat([found[place] for place in places], 1))
             to_state, to_cell = backs[-1] @ weight, to_cell * keep
         back = torch.stack(backs[::-1], 1)
-        return back, back, to_state, to_cell, None, *[None] * (4 * steps)
+        return *_once(end, back, back, to_state, to_cell), None, *[None] * (4 * steps)
 
 
 class _KeepFirst(_Lstm):
@@ -218,12 +218,12 @@ class _Gru(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
         steps = inputs[0].shape[1]
-        ctx.save_for_backward(inputs[4], inputs[2], *inputs[5 : 4 + steps], *inputs[5 + steps :])
+        ctx.save_for_backward(output[1], inputs[4], inputs[2], *inputs[5 : 4 + steps], *inputs[5 + steps :])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
-        weight, *kept = ctx.saved_tensors
+        end, weight, *kept = ctx.saved_tensors
         steps = len(kept) // 5
         inward, backs, to_state = list[Tensor](), list[Tensor](), torch.zeros_like(kept[0])
         for step, given in reversed(list(enumerate(_by_step(to_states, to_state, steps)))):
@@ -236,7 +236,7 @@ class _Gru(torch.autograd.Function):
             backs.append(torch.cat([to_reset, to_keep, to_candidate * reset], 1))
             to_state = torch.addmm(to_state * keep, backs[-1], weight)
         found = torch.stack(inward[::-1], 1), torch.stack(backs[::-1], 1)
-        return *found, to_state, to_cell, None, *[None] * (5 * steps)
+        return *_once(end, *found, to_state, to_cell), None, *[None] * (5 * steps)
 
 
 def _rnn(
@@ -266,18 +266,18 @@ class _Rnn(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
-        ctx.save_for_backward(*inputs[4:])
+        ctx.save_for_backward(output[1], *inputs[4:])
         ctx.set_materialize_grads(False)
 
     @classmethod
     def backward(cls, ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
-        weight, *states = ctx.saved_tensors
+        end, weight, *states = ctx.saved_tensors
         backs, to_state = list[Tensor](), torch.zeros_like(states[0])
         for state, given in zip(reversed(states), reversed(_by_step(to_states, to_state, len(states))), strict=True):
             backs.append(cls.through(given + to_state, state))
             to_state = backs[-1] @ weight
         back = torch.stack(backs[::-1], 1)
-        return back, back, to_state, to_cell, None, *[None] * len(states)
+        return *_once(end, back, back, to_state, to_cell), None, *[None] * len(states)
 
 
 class _ReluRnn(_Rnn):
@@ -287,6 +287,39 @@ class _ReluRnn(_Rnn):
     def through(back: Tensor, state: Tensor) -> Tensor:
         """As of `_Rnn`."""
         return back * (state > 0)
+
+
+class _Once(torch.autograd.Function):
+    """A gradient as it is, and no gradient of it: how it follows from the steps is not recorded.
+
+    `end` is an output of the function whose backward computed the gradient. So whoever goes on to what the function was
+    given comes through here first.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(back: Tensor, end: Tensor) -> Tensor:
+        return back.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> NoReturn:
+        raise EquidpError(
+            "A gradient of a gradient was asked for, through an LSTM, GRU or RNN that was rewritten for private "
+            "training, and it has first derivatives alone: leave create_graph=True out, as of a penalty on gradients, "
+            "or copy the trained weights into torch's own layer."
+        )
+
+
+def _once(end: Tensor, *backs: Tensor | None) -> Sequence[Tensor | None]:
+    """Return the gradients; if autograd records them, none can be taken of these."""
+    if not torch.is_grad_enabled():
+        return backs
+    return [None if back is None else _Once.apply(back, end) for back in backs]
 
 
 def _total(given: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -321,8 +354,8 @@ def _one_by_one(step: Step, inputs: Tensor, from_state: nn.Module, at: Pair) -> 
     return torch.stack(states, 1), at[1]
 
 
-def _lstm_step(inputs: Tensor, before: Tensor, at: Pair) -> Pair:
-    write, keep, candidate, show = (inputs + before).chunk(4, 1)
+def _lstm_step(inputs: Tensor, before: Tensor, at: Pair, order: Order = TORCHS) -> Pair:
+    write, keep, candidate, show = _sorted((inputs + before).chunk(4, 1), order)
     cell = keep.sigmoid() * at[1] + write.sigmoid() * candidate.tanh()
     return show.sigmoid() * cell.tanh(), cell
 
@@ -336,8 +369,9 @@ def _gru_step(inputs: Tensor, before: Tensor, at: Pair) -> Pair:
 
 ONE_STEP: dict[str, Step] = {
     "LSTM": _lstm_step,
+    "LSTM, keep first": partial(_lstm_step, order=KEEP_FIRST),
     "GRU": _gru_step,
     "RNN_TANH": lambda inputs, before, at: ((inputs + before).tanh(), at[1]),
     "RNN_RELU": lambda inputs, before, at: ((inputs + before).relu(), at[1]),
 }
-"""By torch's name of the kind: state and cell after a step, from what both maps give and from those before it."""
+"""By the kind, as above: state and cell after a step, from what both maps give and from those before it."""

@@ -28,6 +28,9 @@ BATCH_NORMS = (
 HOOKS = tuple(name for name, of in vars(nn.Module()).items() if isinstance(of, OrderedDict) and "state" not in name)
 """Attributes in which torch keeps a module's hooks."""
 
+OF_ALL = tuple(of for of in vars(nn.modules.module).values() if isinstance(of, OrderedDict))
+"""Where torch keeps the hooks that every module has."""
+
 
 def refuse_unfit(model: nn.Module) -> None:
     """Refuse, by name, trainable parameters that a flat float32 vector cannot hold."""
@@ -107,9 +110,10 @@ class Trained:
     model. A parameter that takes the place of a trained one would not be trained, although the updates are paid for.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: object = None) -> None:
         refuse_unfit(model)  # some parameters have no shape to remember
         self._model, self._layers = model, tuple(model.modules())
+        self._called = (*self._layers, *layers_of(loss))
         every: list[tuple[str, nn.Module, str, nn.Parameter]] = [
             (f"{path}.{key}" if path else key, layer, key, value)
             for path, layer in model.named_modules()
@@ -117,14 +121,21 @@ class Trained:
         ]
         self._parameters = [(*of, of[3].shape) for of in every if of[3].requires_grad]
         self._frozen = [of[:3] for of in every if not of[3].requires_grad]
-        self._hooks = [vars(layer)[name] for layer in self._layers for name in HOOKS if name in vars(layer)]
 
     def beside(self) -> tuple[object, ...]:
-        """Return what was put on layers and is not in their classes: ids of hooks, and a `forward` of their own.
+        """Return what decides, beside their attributes, what the layers and those of the loss compute.
 
-        It may mix records, or compute in half precision, as the `forward` that accelerate's `prepare` puts there.
+        These are hooks, classes with their `forward`, and a `forward` of a layer's own. Any of them may mix records, or
+        compute in half precision, as the `forward` that accelerate's `prepare` puts there.
         """
-        return (*chain.from_iterable(self._hooks), *(vars(layer).get("forward") for layer in self._layers))
+        found: list[object] = [*chain.from_iterable(of.values() for of in OF_ALL)]
+        for layer in self._called:
+            own, kind = vars(layer), type(layer)
+            found += (kind, kind.forward, own.get("forward"))
+            for name in HOOKS:  # another dict may take the place of a layer's
+                if hooks := own.get(name):
+                    found += hooks.values()
+        return tuple(found)
 
     def layers(self) -> tuple[nn.Module, ...]:
         """Return the model's layers.

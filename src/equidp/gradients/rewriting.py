@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
 import torch
@@ -19,6 +20,9 @@ from equidp.errors import EquidpError
 from equidp.gradients.recurrence import Recurrence
 
 logger = logging.getLogger(__name__)
+
+HOOKED = frozenset(name for name in vars(nn.Module()) if "hook" in name and "state" not in name)
+"""Attributes in which torch keeps what was hooked to a module, except for its state, which has other names here."""
 
 
 def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:
@@ -34,15 +38,18 @@ def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:
     Raises:
         EquidpError: a layer has settings or parameters that its replacement does not have.
     """
+    held = Counter(
+        id(of) for layer in model.modules() for _, of in layer.named_parameters(recurse=False, remove_duplicate=False)
+    )
     if (replace := REPLACEMENTS.get(type(model))) and (frozen or _trained(model)):
-        return replace(model, "model").train(model.training)
+        return _replaced(model, "model", replace, held)
     made: dict[nn.Module, nn.Module] = {}
     for path, layer in list(model.named_modules(remove_duplicate=False)):
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False  # with nested tensors it would read the attention's weights by itself
         if (replace := REPLACEMENTS.get(type(layer))) and (frozen or _trained(layer)):
             if layer not in made:
-                made[layer] = replace(layer, path).train(layer.training)
+                made[layer] = _replaced(layer, path, replace, held)
                 logger.info(
                     "Layer %r (%s) is rewritten from Linear layers, which compute the same and show every gradient.",
                     path,
@@ -50,6 +57,31 @@ def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:
                 )
             model.set_submodule(path, made[layer])
     return model
+
+
+def _replaced(layer: nn.Module, name: str, replace: Callable[..., nn.Module], held: Mapping[int, int]) -> nn.Module:
+    """Return what `replace` makes of a layer, in the same mode and with the same hooks.
+
+    Args:
+        layer: of the model.
+        name: its name there.
+        replace: makes the other layer.
+        held: in how many places of the model each parameter is, by its id.
+    """
+    if tied := [key for key, of in layer.named_parameters() if held[id(of)] > 1]:
+        raise EquidpError(
+            f"Layer {name!r} ({type(layer).__name__}) shares {tied[0]} with another place of the model, and would have "
+            "a parameter of its own where it is rewritten from Linear layers: give each place its own, or tie the "
+            "weights of what rewritten(model) gives."
+        )
+    if "forward" in vars(layer):
+        raise EquidpError(
+            f"Layer {name!r} ({type(layer).__name__}) has a forward of its own, which would be lost where it is "
+            "rewritten from Linear layers: take it off, or put it on what rewritten(model) gives."
+        )
+    made = replace(layer, name).train(layer.training)
+    vars(made).update({key: of for key, of in vars(layer).items() if key in HOOKED})
+    return made
 
 
 def _trained(layer: nn.Module) -> bool:

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 TRIALS = 3
 """Steps of a recording that are done both ways before it is trusted."""
 MOST = 4
-"""The most recordings of one run: every noise, clip factor and learning rate needs its own."""
+"""The most recordings of one run: every noise, clip factor and setting of the optimiser needs its own."""
 TOLERANCE = 1e-3
 """Difference that rounding may make, as a share of what a step moved; a forgotten input, noise or update makes more."""
 
@@ -94,7 +94,7 @@ class _Facts(StepFacts):
 
 @dataclass
 class _Recording:
-    """The recording of a step with one noise, clip factor and learning rate.
+    """The recording of a step with one noise, one clip factor and one set of the optimiser's settings.
 
     Attributes:
         replay: takes the step on the batch in the input of `RecordedSteps`; gives its sum, `[d]`.
@@ -130,6 +130,7 @@ class RecordedSteps:
         self._places = torch.arange(rows, device=device)
         self._infinite = torch.full((), torch.inf, device=device)
         self._passes = trainer.engine.passes.twin()
+        self._of: object = None  # modes, hooks and forwards of the layers that were recorded
 
     def _objection(self) -> str:
         """Return why these steps cannot be recorded whole; empty where they can."""
@@ -176,6 +177,9 @@ class RecordedSteps:
         trainer = self._trainer
         if self.reason and not self._given_up:
             self._give_up()
+        if not self.reason and (now := trainer.engine.computed_by()) != self._of:
+            self.forget()  # another mode or hook: a replay runs no code of the model, and would go on without it
+            self._of = now
         self._steps += 1
         if self.reason or self._steps == 1:  # the first step tries the model out, and makes the optimiser's state
             trainer.step_afresh(trainer.draw(), segment)
@@ -254,14 +258,15 @@ class RecordedSteps:
 
     def _recording(self, segment: Segment) -> _Recording | None:
         trainer = self._trainer
-        rates = [group["lr"] for group in trainer.optimizer.param_groups] if self._updates else []
+        moved = trainer.optimizer.param_groups if self._updates else []
+        rules = [v if name != "params" else tuple(map(id, v)) for group in moved for name, v in group.items()]
         # The key has the addresses of tensors that a recording reads or writes, because others may take their place.
         # It has the noise multiplier that the step was charged with.
         read = [*trainer.engine.parameters, *self._leaving()]
-        key = (trainer.sampling.noise(segment), segment.clip, *rates, *(tensor.data_ptr() for tensor in read))
+        key = (trainer.sampling.noise(segment), segment.clip, *rules, *(tensor.data_ptr() for tensor in read))
         if key not in self._made:
             if len(self._made) == MOST:
-                self.reason = "its noise, clip norm or learning rate changes too often"
+                self.reason = "its noise, clip norm or a setting of its optimiser changes too often"
                 return None
             before = self._state()
             made = _Recording(lambda: self._infinite)

@@ -97,7 +97,6 @@ def forget(workplace: Path) -> None:
     if not workplace.is_dir():
         return
     checkpoint, journal = workplace / CHECKPOINT_FILE, workplace / JOURNAL_FILE
-    journal.touch(0o600)  # without a file to lock, a run could begin meanwhile, and its journal would be removed
     windows = sys.platform == "win32"  # Windows removes no open file, and so no journal of a run that has begun since
     with unless_in_use(journal) as free:
         if free:

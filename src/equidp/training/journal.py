@@ -308,8 +308,11 @@ class JournaledLedger(Ledger):
 
 @contextlib.contextmanager
 def unless_in_use(path: Path) -> Iterator[bool]:
-    """Yield whether no run uses the journal `path`, which exists. If it is free, none can begin within the context."""
-    with path.open("rb") as file:
+    """Yield whether no run uses the journal `path`. If it is free, none can begin within the context.
+
+    A missing file is made: without one to lock, a run could begin meanwhile.
+    """
+    with open(path, "ab", opener=private) as file:
         yield locked(file) and _is_file_of(path, file)
 
 
