@@ -899,6 +899,8 @@ def test_trainings_that_were_declared_are_no_choice():
     assert "At most 3 trainings were declared" in answer_to("trials", statement(trials={"max": 3}))
     law = {"law": "geometric", "mean": 4.0}
     assert "It was chosen from several" in answer_to("trials", statement(trials=law))
+    for found in ({"max": 3}, law):  # a grid may be declared after runs in research mode on the same records
+        assert "what was learnt from these records to declare them" in answer_to("trials", statement(trials=found))
 
 
 def answer_to(key: str, privacy: dict[str, Any]) -> str:
