@@ -82,6 +82,18 @@ class Recurrent(nn.Module):
         return self.out(self.inner(self.words(ids))[0][:, -1])
 
 
+class Reader(nn.Module):
+    """A transformer of two layers over words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+        self.words, self.inner, self.out = nn.Embedding(5_000, 256), nn.TransformerEncoder(layer, 2), nn.Linear(256, 10)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.inner(self.words(ids)).mean(1))
+
+
 class UNet(nn.Module):
     """A class for each pixel."""
 
@@ -151,6 +163,7 @@ class Case:
 
 CASES: Mapping[str, Case] = {
     "textcnn": Case(TextCNN, (128,), (16, 64), words=5_000),
+    "transformer": Case(Reader, (128,), (16,), words=5_000),
     "vit": Case(_vit, (3, 64, 64), (16,)),
     "unet": Case(UNet, (3, 64, 64), (16,), classes=3, labels=(64, 64)),
     "volumes": Case(_volumes, (1, 16, 16, 16), (64,), classes=4),

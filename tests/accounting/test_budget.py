@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from equidp.accounting.budget import Budget, renyi, smallest, total_for
+from equidp.accounting.budget import Budget, orders_beside, renyi, smallest, total_for
 from equidp.accounting.epsilon import epsilon_of, rdp_epsilon, renyi_curve
 from equidp.accounting.events import Event
 
@@ -104,3 +104,10 @@ def test_a_fractional_order_is_bounded_by_the_integers_beside_it(rate: float, no
 
 def test_a_fractional_order_of_a_plain_gaussian_is_exact() -> None:
     assert renyi([Event(1.0, 2.0)], 2.5) == pytest.approx(2.5 / 8)
+
+
+@pytest.mark.parametrize(("order", "least", "most"), [(2, 2, 2.9), (3, 2.1, 3.9), (64, 63.1, 64.9)])
+def test_no_order_below_2_is_tried_beside_an_integer(order: int, least: float, most: float) -> None:
+    """There dp_accounting's series seldom converges, and the chord that takes its place is coarse."""
+    orders = orders_beside(order)
+    assert (orders[0], min(orders), max(orders)) == (order, pytest.approx(least), pytest.approx(most))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from equidp.accounting.epsilon import epsilon, epsilon_of, rdp_epsilon
+from equidp.accounting.epsilon import epsilon, epsilon_of, rdp_epsilon, rounded_away
 from equidp.accounting.events import Event
 from equidp.accounting.trade_off import TradeOff, delta_of, trade_off, trade_off_by
 
@@ -72,6 +72,34 @@ def test_the_curve_is_its_own_inverse_and_falls() -> None:
     assert values == sorted(values, reverse=True)
     for alpha, missed in zip(ALPHAS, values, strict=True):
         assert curve.misses(missed) == pytest.approx(alpha, rel=1e-3, abs=1e-7)
+
+
+def test_the_runs_own_epsilon_is_a_tangent_and_no_delta_leaves_out_what_rounding_may_take() -> None:
+    events = [Event(1e-3, 5.0, 10_000)]
+    curve = trade_off(events, DELTA, 7.0)
+    assert curve is not None
+    assert curve.bound == "pld"
+    assert (curve.epsilons[-1], curve.deltas[-1]) == (7.0, DELTA)
+    assert rounded_away(events) > 8e-12
+    assert min(curve.deltas) >= rounded_away(events)
+
+
+def test_mu_is_of_the_corner_that_needs_most_be_it_within_or_on_the_diagonal() -> None:
+    """Pure ε = 1 needs most at c = 1/(1 + e); beside δ(0) = ½, ε = 3 does so where its two tangents meet."""
+    pure, mixed = TradeOff((1.0,), (0.0,), DELTA, "pld"), TradeOff((0.0, 3.0), (0.5, 0.0), DELTA, "pld")
+    meet = 0.5 / (math.exp(3) - 1)
+    for curve, needed in (
+        (pure, 2 * norm.isf(1 / (1 + math.e))),
+        (mixed, norm.isf(meet) - norm.ppf(0.5 - meet)),
+    ):
+        assert curve.mu is not None
+        assert 0 <= curve.mu - needed <= 1e-3
+
+
+def test_no_mu_is_said_where_the_curve_is_at_0_for_a_rate_that_is_promised() -> None:
+    """Each tangent of ε = 12 leaves 6e-6 of misses at as many false alarms, below δ."""
+    assert TradeOff((0.0, 12.0), (1.0, DELTA), DELTA, "pld").mu is None
+    assert TradeOff((0.0, 11.0), (1.0, DELTA), DELTA, "pld").mu is not None
 
 
 @pytest.mark.slow

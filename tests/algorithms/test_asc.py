@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equidp.accounting.budget import ORDERS
+from equidp.accounting.budget import ORDERS, renyi
 from equidp.accounting.epsilon import renyi_curve
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
+from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import SeededRandom
 
@@ -94,6 +95,17 @@ def test_a_resumed_life_ends_where_the_budget_does(lab: Any) -> None:
     assert again.ledger.events == spent.events
 
 
+@pytest.mark.parametrize("target", [1.0, 8.0, None])
+def test_its_budget_is_of_an_integer_order_as_its_bound_holds_at_no_other(lab: Any, target: float | None) -> None:
+    algorithm = algorithm_settings("asc", {"rate_limit": 1.5}).build()
+    plan = lab.plan(records=4000, batch_size=100, epochs=5, noise_multiplier=2.0)
+    plan = plan if target is None else algorithm.calibrated(plan, target)
+    budget = algorithm.budget(plan)
+    assert budget is not None
+    assert float(budget.order).is_integer()
+    assert budget.holds(algorithm.events(plan))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -123,3 +135,96 @@ def test_the_sizes_of_very_large_groups_are_counted_to_the_last_record(lab: Any,
     monkeypatch.setattr(trainer, "losses", lambda units: torch.zeros(()).expand(len(units)))
     trainer.begin_epoch(0)
     assert trainer.random.seen[0].tolist() == [size, 0, 0]
+
+
+def test_rates_and_bounds_follow_from_what_was_released_and_declared_alone(lab: Any) -> None:
+    """Of 40 declared records one is not there: the same releases lead to the same rates and bounds."""
+    found = []
+    for records in (lab.records(40), lab.records(40).take(torch.arange(39))):
+        trainer = lab.trainer(
+            "asc", plan=lab.plan(), records=records, random=Noised([20.0, 10.0, 10.0], [-4.0, 6.9, 20.8])
+        )
+        trainer.begin_epoch(0)
+        public = trainer.public_values(trainer.segments[0])
+        found.append((trainer.sampling.group_rates.tolist(), public["clip_norm"].tolist(), trainer.sampling.shown()))
+    assert found[0] == found[1]
+
+
+class Listening(SeededRandom):
+    """Keeps the exact values that it is given, and how they are noised."""
+
+    def __init__(self) -> None:
+        super().__init__(0, "cpu")
+        self.heard: list[tuple[torch.Tensor, float, float]] = []
+
+    def perturb(self, values: torch.Tensor, *, sensitivity: Any, noise_multiplier: float) -> torch.Tensor:
+        self.heard.append((values.clone(), float(sensitivity), noise_multiplier))
+        return super().perturb(values, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
+
+
+@pytest.mark.parametrize("spoil", [0.0, 1e6, -1e6, float("nan"), float("inf")])
+@pytest.mark.parametrize("less", [0.0, 1e6])
+def test_a_record_moves_sizes_and_losses_by_no_more_than_they_are_noised_for(
+    lab: Any, spoil: float, less: float
+) -> None:
+    """A loss of one's own may be below 0, too."""
+    records = lab.records(40)
+    records.features[3] = spoil
+    others = [k for k in range(40) if k != 3]
+    heard = []
+    for part in (records, records.take(torch.tensor(others))):
+        random = Listening()
+        trainer = lab.trainer(
+            "asc",
+            {"loss_limit": 2.5, "size_noise_fraction": 0.05, "loss_noise_fraction": 0.1},
+            plan=lab.plan(),
+            records=part,
+            random=random,
+            loss=lambda outputs, labels: lab.cross_entropy(outputs, labels) - less,
+        )
+        trainer.begin_epoch(0)
+        heard.append(random.heard)
+        assert trainer.ledger.events == (Event(1.0, 0.05 * 40), Event(1.0, 0.1 * 40))
+    for (with_it, sensitivity, noise), (without, *_), expected in zip(*heard, ((1.0, 2.0), (2.5, 4.0)), strict=True):
+        assert (sensitivity, noise) == pytest.approx(expected)
+        assert float((with_it - without).norm()) <= sensitivity * (1 + 1e-9)
+    assert float(heard[0][0][0].sum()) == 40
+    if spoil == 0.0:
+        assert float((heard[0][1][0] - heard[1][1][0]).norm()) == pytest.approx(0.0 if less else 1.0, abs=0.7)
+
+
+@pytest.mark.parametrize("room", [-0.5, 0.5])
+def test_an_epoch_whose_beginning_leaves_no_room_for_a_step_releases_nothing(lab: Any, room: float) -> None:
+    trainer = lab.trainer("asc", plan=lab.plan(epochs=2))
+    trainer.run_steps(4)
+    ledger, budget, plan = trainer.ledger, trainer.sampling.budget, trainer.plan
+    losses, step = trainer.algorithm.sampler.releases(plan)[1], Event(trainer.sampling.rate, plan.noise_multiplier)
+    needed = renyi([Event(1.0, losses.noise_multiplier), step], budget.order)
+    left = budget.total - renyi(ledger.events, budget.order) - needed
+    most = left - room * renyi([step], budget.order)  # of which a Gaussian, α/(2σ²), takes all
+    ledger.append(Event(1.0, (budget.order / (2 * most)) ** 0.5))
+    owed = ledger.events
+    trainer.run_steps(4)
+    assert trainer.finished
+    assert budget.holds(ledger.events)
+    assert trainer.steps_done == (4 if room < 0 else 5)
+    if room < 0:
+        assert ledger.events == owed
+    again = lab.trainer("asc", plan=plan, ledger=ledger)
+    again.load_state_dict(trainer.state_dict())
+    assert again.finished
+
+
+@pytest.mark.parametrize("room", [0.5, 1.5, 2.5])
+def test_the_budget_is_kept_where_a_crash_leaves_room_for_part_of_an_epoch(lab: Any, room: float) -> None:
+    trainer = lab.trainer("asc", plan=lab.plan(epochs=2))
+    trainer.begin_epoch(0)
+    ledger, budget = trainer.ledger, trainer.sampling.budget
+    cost = renyi([Event(trainer.sampling.rate, trainer.plan.noise_multiplier)], budget.order)
+    left = budget.total - renyi(ledger.events, budget.order) - room * cost  # of which a Gaussian, α/(2σ²), takes all
+    ledger.append(Event(1.0, (budget.order / (2 * left)) ** 0.5))
+    trainer.sampling.load_state_dict(trainer.sampling.state_dict())
+    trainer.run_steps(4)
+    assert trainer.finished
+    assert trainer.steps_done == int(room)
+    assert budget.holds(ledger.events)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,8 +24,12 @@ from equidp.accounting.events import Event, counted, fuse
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import segment_at
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms.custom import OWN_PARTS
+from equidp.algorithms.dpsgd_f import GroupClipCounts
+from equidp.algorithms.dpsgd_f_slack import SlackClipCounts
 from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.algorithms.naive import GroupSizeCounts
+from equidp.algorithms.slaclip import Slack
 from equidp.errors import EquidpError
 from equidp.mechanism.parts import (
     Added,
@@ -791,6 +796,26 @@ def test_no_release_leads_a_bound_or_a_weight_out_of_float32(lab: Any, name: str
     assert weights.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("name", "noised", "bound"),
+    [
+        # edges 0.01, 0.1, 1; error of E with σ = 1, d = 21, B = 10: 0.21·C² + Σ h·max(e − C, 0)²/10
+        ("dc_sgd_e", (30.0, 40.0, 5.0), 0.1),  # 5 is below 2·σ_H = 6 and dropped: 0.0324, 0.0021, 0.21
+        ("dc_sgd_e", (30.0, 40.0, 7.0), 1.0),  # 0.72, 0.569, 0.21; over Σ h in the place of B, 0.1 would be best
+        ("dc_sgd_e", (5.0, 5.0, 5.0), 3.0),  # nothing is left, and the bound stays
+        ("dc_sgd_p", (-10.0, 4.0, 5.0), 1.0),  # 0, 4, 9 of 9
+        ("dc_sgd_p", (2.0, 6.0, -50.0), 0.1),  # 2, 8 of 8
+        ("dc_sgd_p", (-1.0, -2.0, 0.0), 3.0),
+    ],
+)
+def test_the_bound_that_a_histogram_leads_to_by_hand(
+    lab: Any, name: str, noised: tuple[float, ...], bound: float
+) -> None:
+    side = algorithm_settings(name, {"bins": 3, "largest_norm": 1.0}).build().side_release
+    led = side.later(torch.tensor(noised), tensors({"clip_norm": 3.0}, "cpu"), lab.facts())
+    assert float(led["clip_norm"]) == pytest.approx(bound)
+
+
 @pytest.mark.parametrize(("name", "case"), [c for c in CASES if c.values[0] != "sgd"])
 class TestGolden:
     """Point 0: the right rule, not just a bounded one."""
@@ -1090,6 +1115,33 @@ class TestJointBound:
             tight = type(algorithm.weights).__name__ not in loose or name == "soft_adaclip"
             assert found * charged**2 > (0.99 if tight else 0.5), "far from tight"
 
+    @pytest.mark.parametrize("name", sorted(OWN_PARTS["weights"].keys() - {"unit"}))
+    @pytest.mark.parametrize("unit", ["clip_norm", "strict_clip_norm", "another"])
+    def test_a_record_that_is_short_by_any_unit_adds_no_more_than_its_rule_says(self, name: str, unit: str) -> None:
+        """Whatever the public values are: a release may lead the unit, and not the bound."""
+        rule = OWN_PARTS["weights"][name]()
+        values = dict.fromkeys(sorted({unit, *rule.reads, "scale"}), 1.0)
+        for number, upto in itertools.product(range(64), (0.01, 0.6, 1.0, 3.0)):
+            drawn = torch.rand(len(values), generator=torch.Generator().manual_seed(number)) * 8 - 4
+            public = {key: 10**power for key, power in zip(values, drawn, strict=True)}
+            norms = torch.cat([torch.tensor([1.0]), torch.logspace(-6, 0, 200)]) * upto * public[unit]
+            added = float((rule.weights(norms, public) * norms).max() / rule.bound(public).max())
+            assert added <= rule.reach(unit, upto) * (1 + 1e-5)
+
+    @pytest.mark.parametrize(("name", "options"), BESIDE)
+    def test_a_record_moves_a_statistic_by_no_more_than_its_sensitivity(
+        self, lab: Any, name: str, options: dict[str, Any]
+    ) -> None:
+        algorithm, plan = lab.trainer(name, options).algorithm, lab.plan()
+        side, public = algorithm.side_release, tensors(algorithm.initial, "cpu")
+        norms = torch.tensor([0.0, 1e-30, 0.3, 0.99, 1.0, 1.01, 5.0, 60.0, 1e30, 0.5])
+        groups = torch.arange(len(norms)) % plan.groups
+        whole, moved = side.statistic(norms, groups, public, plan), []
+        for k in range(len(norms)):
+            left = torch.arange(len(norms)) != k
+            moved.append(float((whole - side.statistic(norms[left], groups[left], public, plan)).norm()))
+        assert 0 < max(moved) <= side.sensitivity() * (1 + 1e-6)
+
     def test_a_release_without_a_bound_of_its_own_is_charged_as_if_one_record_moved_both(self, lab: Any) -> None:
         plan = lab.plan()
         for name in sorted(set(STATISTICS) - {"soft_adaclip", "slaclip", "dpsgd_f_slack"}):
@@ -1197,6 +1249,63 @@ class TestJointBound:
             ({"side_release": Later(**settings)}, 1.0),
         ):
             assert replace(free, **changed).step_event(plan, 0.5, 1.0).noise_multiplier == pytest.approx(expected)
+
+    @pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
+    def test_slack_beside_gradients_of_another_noise_is_charged_by_whichever_is_less(
+        self, lab: Any, times: float
+    ) -> None:
+        """A record without a gradient moves the slots alone, and one as long as the bound the sum alone."""
+        plan, side = lab.plan(), Slack()
+        noise = side.noise(plan)
+        charged = side.joint_noise(FlatClip(), plan, times * noise)
+        assert charged == pytest.approx(min(times, 1.0) * noise)
+        slots = side.statistic(
+            torch.zeros(1), torch.zeros(1, dtype=torch.int64), tensors({"clip_norm": 1.0}, "cpu"), plan
+        )
+        assert float(slots.norm()) == pytest.approx(1.0)
+
+    def test_a_bound_by_a_unit_that_records_are_not_weighed_by_is_not_used(self, lab: Any) -> None:
+        """A record that is counted as short of one bound may add all of Δ by another."""
+
+        class Gives(QuantileCount):
+            gives: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+
+            def now(self, noised: Tensor, public: Any, facts: Any) -> dict[str, Tensor]:
+                return {"clip_norm": public["clip_norm"] / 2}
+
+        class GivesBesideSlack(Slack):
+            gives: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+
+            def now(self, noised: Tensor, public: Any, facts: Any) -> dict[str, Tensor]:
+                return {"clip_norm": public["clip_norm"] / 2}
+
+        class Elsewhere(Slack):
+            def added(self) -> tuple[Added, ...]:
+                return tuple(replace(piece, unit="scale") for piece in super().added())
+
+            def statistic(self, norms: Tensor, groups: Tensor, public: Any, plan: Any) -> Tensor:
+                return super().statistic(norms, groups, {"clip_norm": public["scale"]}, plan)
+
+        plan = lab.plan()
+        sides = (Gives(counts_below=0.6, count_noise_multiplier=1.25), GivesBesideSlack(), Elsewhere())
+        for side in sides:
+            both = fuse(plan.noise_multiplier, side.noise(plan))
+            assert side.joint_noise(FlatClip(), plan, plan.noise_multiplier) == pytest.approx(both)
+
+    def test_a_release_of_ones_own_is_not_charged_by_the_proof_of_the_one_it_is_made_of(self, lab: Any) -> None:
+        class Unshared(SlackClipCounts):
+            """Counts each record in full, whatever the gradient leaves of Δ."""
+
+            def statistic(self, norms: Tensor, groups: Tensor, public: Any, plan: Any) -> Tensor:
+                return GroupClipCounts.statistic(self, norms, groups, self._base(public), plan)
+
+        plan, slack = lab.plan(), algorithm_settings("dpsgd_f_slack").build()
+        own = replace(slack, side_release=Unshared(**slack.side_release.model_dump()))
+        sigma, noise = plan.noise_multiplier, slack.side_release.noise(plan)
+        assert slack.step_event(plan, 0.5, sigma).noise_multiplier == pytest.approx(noise)
+        assert own.step_event(plan, 0.5, sigma).noise_multiplier == pytest.approx(fuse(sigma, noise))
+        assert slack.side_release.additive
+        assert not own.side_release.additive  # it may be no sum over records any more
 
     def test_a_bound_that_leaves_long_gradients_out_is_refused(self, lab: Any) -> None:
         class Short(QuantileCount):
@@ -1340,6 +1449,28 @@ class TestLedger:
         algorithm = algorithm_settings(name).build()
         costs = [algorithm.published_epsilon(lab.plan(noise_multiplier=s)).value for s in (0.8, 1.6)]
         assert costs[0] > costs[1]
+
+
+RELEASING = [*((name, {}) for name in PRIVATE), ("sa_dpsgd", {"energy": "private"}), ("dpis", {"adaptive_clip": True})]
+
+
+@pytest.mark.parametrize(("name", "options"), RELEASING)
+def test_nothing_is_noised_before_its_event_is_in_the_ledger(lab: Any, name: str, options: dict[str, Any]) -> None:
+    """A crash between the two would leave a release that nobody has charged."""
+    charges, noised = list[Event](), list[int]()
+
+    class Watching(lab.random):
+        def perturb(self, values: Tensor, **how: Any) -> Tensor:
+            noised.append(len(charges))
+            return super().perturb(values, **how)
+
+    ledger = Ledger(journal=charges.append)
+    trainer = lab.trainer(name, options, plan=lab.plan(epochs=2), random=Watching(), ledger=ledger)
+    trainer.train(progress=False)
+    each = 1 if trainer.algorithm.side_release is None else 2  # of a step: its statistic, and its sum
+    assert len(noised) >= len(charges) == ledger.count > 0
+    for number, charged in enumerate(noised, start=1):
+        assert number <= each * charged
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))

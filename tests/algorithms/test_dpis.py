@@ -20,6 +20,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.algorithms.budgeted import _best
 from equidp.algorithms.dpis import ImportanceSampling
 from equidp.errors import EquidpError
+from equidp.mechanism.noise import SeededRandom
 
 
 def gradients(lab: Any, trainer: Any) -> Tensor:
@@ -27,6 +28,20 @@ def gradients(lab: Any, trainer: Any) -> Tensor:
     everyone = trainer.population.batch(torch.arange(trainer.population.size))
     trainer.engine.norms(everyone.features, everyone.labels)
     return torch.stack([trainer.engine.weighted_sum(row) for row in torch.eye(trainer.population.size)])
+
+
+class Released(SeededRandom):
+    """Releases these numbers in turn; keeps the exact ones, and how they are noised."""
+
+    def __init__(self, *values: float) -> None:
+        super().__init__(0, "cpu")
+        self.values, self.heard = list(values), list[tuple[float, float, float]]()
+
+    def perturb(self, values: Tensor, *, sensitivity: Any, noise_multiplier: float) -> Tensor:
+        if not self.values:
+            return super().perturb(values, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
+        self.heard.append((float(values), float(sensitivity), noise_multiplier))
+        return torch.full_like(values, self.values.pop(0))
 
 
 class TestEstimate:
@@ -167,6 +182,45 @@ class TestEstimate:
         gaussians = sum(e.count for e in trainer.ledger.events if e.sampling_rate == 1)
         assert gaussians == 1 + 2 + 1
 
+    @pytest.mark.parametrize("spoil", [0.0, 1e-3, -1e6, float("nan")])
+    def test_a_record_moves_count_and_sums_by_no_more_than_they_are_noised_for(self, lab: Any, spoil: float) -> None:
+        records = lab.records(40)
+        records.features[3] = spoil
+        others = torch.tensor([k for k in range(40) if k != 3])
+        options = {"clip_norm": 0.5, "adaptive_clip": True, "external_clip_norm": 3.0, "sum_noise_fraction": 0.1}
+        heard = []
+        for part in (records, records.take(others)):
+            random = Released(60.0, 20.0, 40.0)
+            trainer = lab.trainer("dpis", options, plan=lab.plan(epochs=2), records=part, random=random)
+            trainer.begin_epoch(0)
+            heard.append(random.heard)
+            assert trainer.ledger.events == (Event(1.0, 0.02 * 40), Event(1.0, 0.1 * 40, 2))
+        expected = ((1.0, 0.8), (0.5, 4.0), (3.0, 4.0))
+        for (with_it, bound, noise), (without, *_), stated in zip(*heard, expected, strict=True):
+            assert (bound, noise) == pytest.approx(stated)
+            assert -1e-9 <= with_it - without <= bound * (1 + 1e-9)
+        assert heard[0][0][0] == 40
+        if spoil == -1e6:
+            assert [one[0] - other[0] for one, other in zip(*heard, strict=True)] == pytest.approx([1.0, 0.5, 3.0])
+
+    def test_noise_rates_and_lengths_follow_from_what_was_released_alone(self, lab: Any) -> None:
+        """One record less, of which nothing is released, changes none of them."""
+        found = []
+        for records in (lab.records(40), lab.records(40).take(torch.arange(39))):
+            trainer = lab.trainer(
+                "dpis",
+                {"adaptive_clip": True},
+                plan=lab.plan(epochs=2),
+                records=records,
+                random=Released(60.0, 20.0, 40.0),
+            )
+            trainer.begin_epoch(0)
+            sampling = trainer.sampling
+            facts = (sampling.noise(trainer.segments[0]), sampling.rate, sampling.next_clip, sampling.contribution)
+            found.append((facts, sampling.shown()))
+        assert found[0] == found[1]
+        assert found[0][0][1:] == pytest.approx((10 / 20, 40 / 60, 20 / 60))
+
     def test_refuses_a_batch_as_large_as_the_data(self, lab: Any) -> None:
         with pytest.raises(EquidpError, match="noised number of records"):
             lab.trained("dpis", plan=lab.plan(batch_size=40), random=lab.random(noise=0.0))
@@ -305,6 +359,40 @@ class TestBudget:
             trainer.run_steps(1)
         assert trainer.finished
         assert (trainer.steps_done, ledger.events) == (4, owed)
+
+    def test_an_epoch_whose_beginning_has_room_for_one_of_two_sums_releases_none(self, lab: Any) -> None:
+        trainer = lab.trainer("dpis", {"adaptive_clip": True}, plan=lab.plan(epochs=3))
+        trainer.run_steps(4)
+        budget, ledger = trainer.sampling.budget, trainer.ledger
+        (_, sums) = trainer.algorithm.sampler.releases(trainer.plan)
+        room = 1.5 * renyi([Event(1.0, sums.noise_multiplier)], budget.order)
+        left = budget.total - renyi(ledger.events, budget.order) - room  # of which a Gaussian, α/(2σ²), takes all
+        ledger.append(Event(1.0, (budget.order / (2 * left)) ** 0.5))
+        owed = ledger.events
+        trainer.run_steps(1)
+        assert trainer.finished
+        assert (trainer.steps_done, ledger.events) == (4, owed)
+        assert budget.holds(owed)
+
+    @pytest.mark.parametrize("noise", [None, 1.0])
+    def test_where_no_noise_leaves_later_epochs_their_sums_no_step_is_taken(
+        self, lab: Any, noise: float | None
+    ) -> None:
+        """With infinite noise it would be within the budget, and the model be none."""
+        plan = lab.plan(epochs=4)
+        plan = plan if noise else algorithm_settings("dpis").build().calibrated(plan, 20.0)
+        trainer = lab.trainer("dpis", plan=plan)
+        trainer.run_steps(4)
+        budget, ledger = trainer.sampling.budget, trainer.ledger
+        (_, sums) = trainer.algorithm.sampler.releases(plan)
+        room = 1.5 * renyi([Event(1.0, sums.noise_multiplier)], budget.order)
+        left = budget.total - renyi(ledger.events, budget.order) - room  # of which a Gaussian, α/(2σ²), takes all
+        ledger.append(Event(1.0, (budget.order / (2 * left)) ** 0.5))
+        trainer.run_steps(1)
+        assert trainer.finished
+        assert trainer.steps_done == 4
+        assert budget.holds(ledger.events)
+        assert trainer.engine.flatten().isfinite().all()
 
     def test_a_run_that_an_epochs_beginning_has_ended_stays_so_when_it_is_resumed(self, lab: Any) -> None:
         sampler = {"sum_noise_fraction": 0.006}  # a sum of norms costs more than a step

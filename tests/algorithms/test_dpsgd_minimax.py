@@ -322,9 +322,11 @@ def test_groups_that_stand_for_more_classes_than_there_are_outputs_are_refused(l
         trainer.train(progress=False)
 
 
-def test_an_acceptance_that_looks_at_records_without_a_group_is_refused() -> None:
+@pytest.mark.parametrize("energy", ["public", "test"])
+def test_an_acceptance_that_looks_at_records_without_a_group_is_refused(energy: str) -> None:
     options = {
-        "objective": "steered", "weights": "flat", "side_release": "error_counts", "acceptance": "annealing",
+        "objective": "steered", "weights": "flat", "side_release": "error_counts",
+        "acceptance": {"name": "annealing", "energy": energy},
         "initial": {"clip_norm": 1.0},
     }  # fmt: skip
     with pytest.raises(EquidpError, match="asks for the loss of records whose group is not known"):

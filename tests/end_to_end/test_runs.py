@@ -607,6 +607,10 @@ def test_a_secure_run_that_was_cut_goes_on_to_its_figures_and_its_release(projec
     kedro_run(project, "dpsgd", options={"to_outputs": ["dpsgd.metrics"]}, **secure)
     ledger, folder = project / "data/privacy_ledger/ledger.jsonl", report_folder(project, "dpsgd")
     entered, said = ledger.read_text(), read_json(folder / "privacy.json")
+    for again in (secure, QUICK):  # begun anew, it would lose a model whose ε is spent
+        with pytest.raises(EquidpError, match="Finish that run by its command with resume=true in --params, give this"):
+            kedro_run(project, "dpsgd", **again)
+    assert read_json(folder / "privacy.json") == said
     kedro_run(project, "dpsgd", **secure, resume=True)
     assert (folder / "metrics_release.json").is_file()
     assert (folder / "release").is_dir()

@@ -134,3 +134,12 @@ def test_nothing_that_a_secure_tuning_prints_tells_how_many_trials_there_were(
         shutil.rmtree(project / "data" / "08_reporting")
     assert said[0] == said[1]
     assert "epoch" not in said[0][0]
+
+
+def test_nothing_of_an_earlier_tuning_stays_beside_the_model_of_a_new_one_that_is_cut_short(project: Any) -> None:
+    folder = report_folder(project, "tuned")
+    kedro_run(project, "tune", **QUICK, **{"tune.exact": True})
+    assert (folder / "nonprivate" / "trials.json").is_file()
+    kedro_run(project, "tune", options={"to_outputs": ["tuned.model"]}, **QUICK, **LAW)
+    assert not (folder / "nonprivate" / "trials.json").exists(), "scores of all trials, of which a law shows one alone"
+    assert not (folder / "report.html").exists()

@@ -19,6 +19,7 @@ from equidp.gradients.compiled.code import Code, Operands, code_for
 from equidp.gradients.compiled.writer import tiles
 from equidp.gradients.products import Products
 from equidp.gradients.windows import Kernel
+from equidp.gradients.workspace import Workspace
 from equidp.system import machine_code
 from equidp.system.machine_code import Registers, openmp, registers_here
 
@@ -192,6 +193,44 @@ def test_nothing_at_all_is_no_place_to_read_from(shape) -> None:
     gradients = term.gradients(0, records)
     assert gradients.shape == (records, i * o)
     assert not gradients.any()
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.parametrize("sizes", [(7, 130, 257, 129), (33, 101, 37, 51), (70, 120, 300, 200)], ids=str)
+def test_gradients_of_linear_layers_that_are_kept_have_the_same_sum_to_the_last_bit(
+    sizes: tuple[int, ...], by_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_torch:
+        monkeypatch.setattr(compiled, "gradients_of", lambda *_: None)
+    records, positions, i, o = sizes
+    workspace = Workspace(torch.device("cpu"))
+    for _ in range(2):  # the second batch is in the first one's place
+        inputs, backprops, weights = (
+            torch.randn(records, positions, i),
+            torch.randn(records, positions, o),
+            torch.rand(records),
+        )
+        inputs[1], weights[1] = torch.nan, 0.0
+        kept, formed = Products([inputs], [backprops], workspace, "layer"), Products([inputs], [backprops])
+        assert not kept.by_gram()
+        torch.testing.assert_close(kept.squared_norms(), formed.squared_norms(), rtol=0, atol=0, equal_nan=True)
+        expected = formed.weighted_sum(weights, weights == 0)
+        with monkeypatch.context() as context:
+            for forming, name in ((CompiledGradients, "weighted_sum"), (Products, "gradients")):
+                context.setattr(forming, name, lambda *_: pytest.fail("formed again"))
+            found = kept.weighted_sum(weights, weights == 0)
+        assert found.isfinite().all()
+        assert torch.equal(found, expected)
+
+
+def test_where_there_is_no_room_gradients_of_linear_layers_are_formed_again() -> None:
+    inputs, backprops, weights = torch.randn(4, 120, 40), torch.randn(4, 120, 50), torch.rand(4)
+    workspace = Workspace(torch.device("cpu"))
+    workspace.roomy_floats = 12_000
+    first, second = (Products([inputs], [backprops], workspace, owner) for owner in ("first", "second"))
+    assert torch.equal(first.squared_norms(), second.squared_norms())
+    assert workspace.take_if_roomy("third", 4_000, like=inputs) is None
+    assert torch.equal(first.weighted_sum(weights, None), second.weighted_sum(weights, None))
 
 
 def test_nothing_is_compiled_for_norms_from_gram_matrices(monkeypatch) -> None:

@@ -18,11 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from equidp.errors import EquidpError
 from equidp.gradients import bookkeeping, layers, sites
+from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.layers import Page
 from equidp.gradients.products import Outer
 from equidp.gradients.terms import Term
+from equidp.gradients.together import Together
 from equidp.gradients.units import UnitSums
+from equidp.gradients.workspace import Workspace
 from equidp.mechanism.noise import SeededRandom
 from equidp.models import build_model
 
@@ -316,6 +319,23 @@ def test_no_norm_is_lost_in_squares_that_float32_does_not_hold(family, features_
     for record in norms.isfinite().nonzero():
         weights = torch.zeros(5).index_fill(0, record, float(1 / norms[record]))
         assert float(engine.weighted_sum(weights).double().norm()) <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sizes", [(1e-12, 1e-12), (1e-30, 1e-3), (1e-3, 1e-30), (1.0, 1.0)])
+def test_nor_is_it_where_a_gpu_takes_all_layers_together(bias: bool, sizes: tuple[float, float]) -> None:
+    torch.manual_seed(0)
+    model, labels = nn.Linear(4, 3, bias=bias), torch.zeros(5)
+    passes = BookKeeping(model, lambda outputs, labels: sizes[1] * outputs.square().sum(1).sqrt())
+    kept = passes._kept_by(passes.calls(sizes[0] * torch.randn(5, 4), labels, [(None, 1.0)]), 5)
+    entries = [p.numel() for p in passes.parameters]
+    with torch.inference_mode():
+        both = Together(
+            [kept[p] for p in passes.parameters], entries, 5, passes.parameters[0], Workspace(passes.device)
+        )
+        norms = both.squared_norms().sqrt()
+        for weights in (1 / norms).diag():
+            assert float(torch.cat(both.weighted_sums(weights)).double().norm()) <= 1 + 1e-4
 
 
 def test_a_gradient_that_overflows_without_a_nan_is_silenced_too() -> None:

@@ -63,11 +63,13 @@ class TestSegments:
         with pytest.raises(IndexError):
             segment_at(segments, 5)
 
-    def test_by_epoch_leaves_out_epochs_without_steps(self) -> None:
-        plan = Plan(10, 10, 3, 1, 1e-5, 1.0)
-        assert [s.steps for s in by_epoch(plan, [1.0, 0.9, 0.8])] == [1, 1, 1]
-        one_step = Plan(1000, 1000, 1, 1, 1e-5, 1.0)
-        assert by_epoch(one_step, [1.0]) == (Segment(1, 1.0),)
+    def test_by_epoch_has_a_segment_for_every_epoch(self) -> None:
+        for batch_size, steps in ((10, [1, 1, 1]), (9, [1, 1, 1]), (7, [2, 1, 1])):  # the least that an epoch can have
+            plan = Plan(10, batch_size, 3, 1, 1e-5, 1.0)
+            factors = [1.0, 0.9, 0.8]
+            assert by_epoch(plan, factors) == tuple(Segment(*one) for one in zip(steps, factors, strict=True))
+        with pytest.raises(ValueError, match="argument 2 is shorter"):
+            by_epoch(plan, factors[:2])
 
 
 class TestPublicValues:
@@ -81,6 +83,12 @@ class TestPublicValues:
     def test_bounds_and_scales_meet_per_group(self) -> None:
         public = {"clip_norm": torch.tensor([1.0, 7.0]), "scale": torch.tensor([10.0, 0.1])}
         assert float(sensitivity(FlatClip(), public)) == 10.0
+
+    def test_of_a_group_whose_bound_noise_has_led_below_0_nothing_is_added(self) -> None:
+        """Δ is the largest bound, so it would not be one for a group that adds its own, below 0, in full."""
+        bounds = torch.tensor([-5.0, 1.0])
+        seen = per_record({"clip_norm": bounds}, torch.tensor([0, 0, 1]))
+        assert FlatClip().weights(torch.tensor([10.0, 0.0, 10.0]), seen).tolist() == [0.0, 0.0, pytest.approx(0.1)]
 
     def test_a_schedule_moves_a_copy(self) -> None:
         carried = tensors({"clip_norm": 2.0}, "cpu")

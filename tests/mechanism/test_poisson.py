@@ -192,3 +192,12 @@ def test_for_a_gpu_the_host_draws_each_position_with_the_probability(probability
     off = (found / turns - probability) / max((probability * (1 - probability) / turns) ** 0.5, 1e-9)
     assert off.abs().max() < 5
     assert abs(off.sum()) < 5 * size**0.5
+
+
+def test_a_coin_of_the_host_has_no_more_than_its_probability() -> None:
+    """p = ¾: heads for words below 3·2⁶², tails from there on."""
+
+    class Words:
+        words = Scripted(3 * 2**62 - 1, 3 * 2**62, 0, 2**64 - 1)
+
+    assert sample_on_host(Words(), 0.75, 4).tolist() == [0, 2]  # type: ignore[arg-type]

@@ -125,3 +125,14 @@ def test_a_column_of_units_that_does_not_fit_is_refused_where_it_is_used() -> No
     assert Population(examples, LABELS).size == 6
     with pytest.raises(EquidpError, match="6 labels, and 5 rows of units"):
         Population(examples, LABELS, by_unit=True)
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_groups_and_labels_just_beyond_those_of_the_plan_are_refused(by: int) -> None:
+    """−1 would be the last group wherever a tensor is read by it."""
+    Population(records(None), LABELS).refuse_other_groups(2)
+    with pytest.raises(EquidpError, match=f"groups are from {min(by, by + 1)} to {max(by, by + 1)}, and the plan"):
+        Population(records(None), LABELS + by).refuse_other_groups(2)
+    Population(Examples(torch.zeros(6, 1), LABELS), LABELS).refuse_other_classes(2)
+    with pytest.raises(EquidpError, match=f"labels are from {min(by, by + 1)} to {max(by, by + 1)}, and the groups"):
+        Population(Examples(torch.zeros(6, 1), LABELS + by), LABELS).refuse_other_classes(2)

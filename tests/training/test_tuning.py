@@ -22,7 +22,7 @@ from scipy.optimize import brentq
 from equidp.accounting.calibration import divergences, noise_within
 from equidp.accounting.dataset_ledger import DatasetLedger
 from equidp.accounting.epsilon import epsilon
-from equidp.accounting.events import Event
+from equidp.accounting.events import Event, merged
 from equidp.accounting.trials import Trials
 from equidp.data.records import Split
 from equidp.data.sources import source
@@ -458,6 +458,37 @@ def test_no_statement_tells_how_many_trials_were_at_work_when_a_tuning_was_inter
     twice = replace(event, count=one.count + 1)  # two breaks of one trial
     assert of_any_trial([[event], [twice]], planned, "dpsgd")[0].count == 2 * one.count
     assert of_any_trial([(), ()], planned, "dpsgd") == []
+
+
+def test_no_statement_tells_how_much_of_a_break_an_interrupted_trial_took_again(tmp_path: Any, digits: Any) -> None:
+    """Of three epochs with two between checkpoints: one step again is told as two epochs again are."""
+    given = settings(tmp_path, training={"epochs": 3, "batch_size": 128, "checkpoint_every": 2, "device": "cpu"})
+    planned = plan_tuning(parts(digits, given).train, given)
+    (event,) = merged(planned.reference)
+    longest = max(sum(of.plan.epoch_lengths()[:2]) + block_of(of.plan.steps) for of in planned.points)
+    told = {tuple(of_any_trial([[replace(event, count=count)]], planned, "dpsgd")) for count in (1, longest)}
+    assert [one.count for (one,) in told] == [longest]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        [Event(0.9, 0.5), Event(0.9, 1.0)],  # of one rate
+        [Event(0.9, 1.0), Event(0.9, 0.5)],
+        [Event(0.01, 0.5), Event(0.9, 2.0)],  # one costs more at order 2, the other at order 60
+    ],
+)
+def test_what_interrupted_trials_are_charged_costs_no_less_than_anything_that_one_repeated(
+    tmp_path: Any, digits: Any, again: list[Event]
+) -> None:
+    planned = plan_tuning(parts(digits, given := settings(tmp_path)).train, given)
+    orders = (2.0, 60.0)
+    first, *others = planned.points
+    first = replace(first, plan=replace(first.plan, trials=replace(first.plan.trials, orders=orders)))
+    (told,) = of_any_trial([[event] for event in again], replace(planned, points=(first, *others)), "dpsgd")
+    most = divergences([replace(told, count=1)], orders)
+    theirs = [divergences([event], orders) for event in again]
+    assert all(a <= b for of in theirs for a, b in zip(of, most, strict=True))
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -1,4 +1,7 @@
-"""What the stated ε is of, and the other figures of the same: ε on replacement, the trade-off curve."""
+"""Accounted: the events or the budget that the stated ε follows from, and other figures of the same.
+
+The other figures are ε for the replacement of a record, and the trade-off curve.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from equidp.accounting.trade_off import TradeOff, delta_of, trade_off, trade_off
 
 @dataclass(frozen=True)
 class Accounted:
-    """What ε is of: the events of a run, or the budget they were kept within, times the declared trials.
+    """The basis of ε: the events of a run, or the budget that limited them, for all declared trials.
 
     Attributes:
-        run: events of this run, or the most it could have charged.
+        plan: the run's public facts.
+        run: events of this run, or the most that it could have charged.
         planned: events of each other trial.
-        budget: a Rényi budget in place of the events, or None.
+        budget: a Rényi budget that is used instead of the events, or None.
     """
 
     plan: Plan
@@ -30,11 +34,11 @@ class Accounted:
 
     @property
     def charged(self) -> tuple[Event, ...]:
-        """The events of all trials under a cap."""
+        """The events of all trials, if their number has a cap."""
         return self.plan.trials.charged(self.run, self.planned)
 
     def epsilon(self, delta: float | None = None) -> Epsilon:
-        """ε at δ, by default the plan's."""
+        """Return ε at δ, by default the plan's δ."""
         delta = delta or self.plan.delta
         if self.budget is None:
             return self.plan.trials.epsilon(self.run, delta, self.planned)
@@ -43,13 +47,13 @@ class Accounted:
         return Epsilon(epsilon_of(self.budget.trials * self.budget.total, self.budget.order, delta), None)
 
     def replace_one(self) -> float | None:
-        """ε where a record is replaced: of the worst pair of events, else by two steps."""
+        """Return ε for the replacement of a record: by the worst pair of each event, or else by two steps."""
         by_events = self.budget is None and self.plan.trials.law is None
         found = replace_one_epsilon(self.charged, self.plan.delta) if by_events else None
         return twice(lambda delta: self.epsilon(delta).rdp, self.plan.delta) if found is None else found
 
     def trade_off(self) -> TradeOff | None:
-        """The curve: by privacy loss distributions, else by what the Rényi divergences come to."""
+        """Return the trade-off curve: by privacy loss distributions, or else from Rényi divergences."""
         delta, value = self.plan.delta, self.epsilon().value
         if self.budget is not None:
             total, order = self.budget.trials * self.budget.total, self.budget.order
@@ -59,7 +63,7 @@ class Accounted:
         return trade_off(self.charged, delta, value)
 
     def statement_entries(self, *, fixed: bool, ledger: tuple[Event, ...]) -> dict[str, Any]:
-        """Entries of privacy.json beside the ledger, if ε is not that of the ledger."""
+        """Return the entries of privacy.json beside the ledger, if ε does not follow from the ledger."""
         if self.budget is not None:
             return {"filter_order": self.budget.order, "filter_total": self.budget.total}
         if fixed and self.charged == ledger:

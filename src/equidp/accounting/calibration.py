@@ -30,35 +30,36 @@ from equidp.errors import EquidpError
 logger = logging.getLogger(__name__)
 
 TIGHTENING, TIGHTENINGS = 0.998, 6
-"""Steps in which a noise multiplier found by the coarse discretisation is lowered by the fine one."""
+"""Factor of a step, and number of steps, in which the noise multiplier that was found with the coarse discretisation is
+lowered with the fine one."""
 
 ENOUGH = 0.99
-"""Of the target: a noise that comes to less is looked for anew."""
+"""Share of the target. If a noise gives a smaller ε than this share, another noise is searched."""
 
 SAID_AFTER = 10.0
-"""Seconds of solving until a log says that it goes on; then whenever as many have passed again."""
+"""Seconds of solving until a log says that it goes on. Each further message comes after twice the time."""
 
 LARGE_NOISE = 1e3
-"""Stands for "infinite gradient noise" when asking what the side releases cost on their own: far larger values push
-Rényi divergences below the rounding error, where no accountant can be trusted."""
+"""Used as "infinite gradient noise", to see what the side releases cost on their own. With far larger values Rényi
+divergences are below the rounding error, where no accountant can be trusted."""
 
 MOST_NOISE = 1e6
-"""Beyond this no noise is looked for."""
+"""The largest noise that is tried."""
 
 
 def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
-    """The smallest noise multiplier whose whole schedule of events costs at most ε = `target` at `delta`.
+    """Return the smallest noise multiplier with which all events of a schedule cost at most ε = `target` at `delta`.
 
     Args:
-        events_for: the run's events as a function of the one scalar that is solved for; ε must fall as it grows.
+        events_for: gives the run's events for a noise multiplier; ε must fall as the noise grows.
         target: ε > 0.
         delta: δ in (0, 1).
 
     Raises:
-        EquidpError: where the target cannot be met even with infinite gradient noise, naming what it costs.
+        EquidpError: the target cannot be met even with infinite gradient noise; the message names that ε.
     """
     begun, due = time.monotonic(), SAID_AFTER
-    # a schedule of many different events takes a minute: a terminal shows that it goes on, a log says so
+    # a schedule of many different events takes a minute: a terminal shows progress, a log file gets messages
     with tqdm(desc=f"noise for ε = {target:g}", unit="evaluation", delay=2, leave=False, disable=None) as progress:
 
         def counted(noise: float) -> Sequence[Event]:
@@ -81,7 +82,8 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
         return epsilon(events_for(noise), delta).value
 
     proposed = None
-    if live_epsilon(events_for(MOST_NOISE), delta) <= target:  # else its largest order says as much of no divergence
+    # `live_epsilon` is never below the ε that its largest order gives for no divergence: then it finds no bracket
+    if live_epsilon(events_for(MOST_NOISE), delta) <= target:
         proposed = _proposed(events_for, target, delta)
     if proposed is not None:
         noise, least = proposed
@@ -93,14 +95,15 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
 def _proposed(
     events_for: Callable[[float], Sequence[Event]], target: float, delta: float
 ) -> tuple[float, float] | None:
-    """A noise by the tighter of the two bounds, and the ε below which it would be more than needed; None without one.
+    """Return a noise by the tighter of the two bounds, and an ε; None if no noise is found.
 
-    That ε is 0 where the bound itself says that no less noise meets the target.
+    If the noise gives a smaller ε than this one, it is larger than needed. The ε is 0 if the bound itself shows that no
+    smaller noise meets the target.
     """
     low, high = _bracket(lambda noise: live_epsilon(events_for(noise), delta), target)
     if pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) <= target:
         return _proposed_by_pld(events_for, target, delta, high)
-    # RDP is tighter here, or PLD's grid too coarse
+    # here RDP is tighter, or PLD's grid is too coarse
     found = _searched(events_for, rdp.RdpAccountant, (low, 2 * high), target, delta, tol=high * 1e-5)
     return None if found is None else (found, ENOUGH * target)
 
@@ -108,7 +111,7 @@ def _proposed(
 def _proposed_by_pld(
     events_for: Callable[[float], Sequence[Event]], target: float, delta: float, high: float
 ) -> tuple[float, float]:
-    """As `_proposed`, where PLD says that the noise `high` meets the target."""
+    """Return the same as `_proposed`, if PLD shows that the noise `high` meets the target."""
     met = high
     while pld_epsilon(events_for(0.9 * met), delta, SEARCH_INTERVAL) <= target:
         met *= 0.9
@@ -132,10 +135,9 @@ def _searched(
     *,
     tol: float,
 ) -> float | None:
-    """The noise that dp_accounting's own search finds; None where the bracket holds none.
+    """Return the noise that dp_accounting's own search finds; None if the bracket does not hold one.
 
-    So it is where rounding leaves nothing of so small a Rényi divergence, and where PLD comes to its limit and is still
-    below the target.
+    This happens if rounding leaves nothing of a small Rényi divergence, or if PLD reaches its limit below the target.
     """
     with orders_left_out_in_silence(), suppress(ValueError):
         return dp.calibrate_dp_mechanism(
@@ -150,14 +152,14 @@ def _searched(
 
 
 def _refuse_unreachable(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> None:
-    """Refuse a target that is not met with infinite gradient noise, naming what it costs then."""
+    """Refuse a target that is not met even with infinite gradient noise; the message names the ε of that noise."""
     alone = events_for(LARGE_NOISE)
-    floor = live_epsilon(alone, delta)  # a quick bound: it may be below the target already
+    floor = live_epsilon(alone, delta)  # a quick bound, which is often below the target already
     if floor > target and (floor := epsilon(alone, delta, interval=SEARCH_INTERVAL).value) > target:
         pairs = zip(alone, events_for(3 * LARGE_NOISE), strict=True)
         stay = [less for less, more in pairs if more.noise_multiplier <= 2 * less.noise_multiplier]
         affordable = not stay or epsilon(stay, delta, interval=SEARCH_INTERVAL).value <= target
-        if affordable:  # so what falls with the noise costs too much
+        if affordable:  # so the events that depend on the noise cost too much
             raise EquidpError(
                 f"privacy.epsilon={target:g} cannot be reached: even a noise multiplier of {LARGE_NOISE:g} is charged "
                 f"ε = {floor:.3g} at δ = {delta:g}. Raise privacy.epsilon, or train fewer steps."
@@ -170,7 +172,7 @@ def _refuse_unreachable(events_for: Callable[[float], Sequence[Event]], target: 
 
 
 def tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, target: float, delta: float) -> float:
-    """Use up what the coarse discretisation left over: a few evaluations at the reporting interval."""
+    """Lower a noise found with the coarse discretisation, by a few evaluations at the reporting interval."""
     best = coarse
     for _ in range(TIGHTENINGS):
         candidate = best * TIGHTENING
@@ -181,26 +183,27 @@ def tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, tar
 
 
 PRECISION = 1e-5
-"""Relative, of the smallest noise."""
+"""Relative precision of the smallest noise."""
 
 
 def smallest_noise(cost: Callable[[float], float], target: float) -> float:
     """The smallest noise multiplier with `cost` at most `target`, to a relative 1e-5. `cost` falls as noise grows.
 
     Raises:
-        EquidpError: where no noise meets the target, or none is needed.
+        EquidpError: no noise meets the target, or none is needed.
     """
     return _bracket(cost, target, PRECISION)[1]
 
 
 def smallest_noise_of_few(cost: Callable[[float], float], target: float) -> float:
-    """As `smallest_noise`, with fewer evaluations of a cost that takes seconds: another noise within the same 1e-5.
+    """Return a noise as `smallest_noise` does, within the same 1e-5, with fewer evaluations of a slow cost.
 
-    Between noises on either side of the target a cost is nearly a power of the noise, so the next one to try is just
-    beyond where that power meets the target; every third time, or if there is none, the middle.
+    Between two noises, one on either side of the target, the cost is nearly a power of the noise. So the next noise to
+    try is just beyond the point where this power meets the target. Every third time, or if there is no such point, it
+    is the middle.
 
     Raises:
-        EquidpError: where no noise meets the target, or none is needed.
+        EquidpError: no noise meets the target, or none is needed.
     """
     known = lru_cache(maxsize=None)(cost)
     low, high = _bracket(known, target, 1.0)
@@ -220,15 +223,16 @@ def smallest_noise_of_few(cost: Callable[[float], float], target: float) -> floa
 def noise_within(
     events_for: Callable[[float], Sequence[Event]], reference: Sequence[Event], orders: Sequence[float]
 ) -> float:
-    """The smallest noise multiplier whose events have, at these orders, no larger Rényi divergence than the reference.
+    """Return the smallest noise multiplier whose events have at `orders` no larger Rényi divergence than the reference.
 
-    What is shown at these orders for trials of the reference's events then holds for trials of these, and of both.
+    A bound that is shown at these orders for trials with the reference's events then holds for trials with these
+    events, and for a mixture of both.
 
     Raises:
         ValueError: at one of these orders the reference's divergence is infinite, or 0 by rounding.
     """
     most = divergences(reference, orders)
-    if not all(0 < most_at < math.inf for most_at in most):  # ∞/∞ is no number, and no number is above the target
+    if not all(0 < most_at < math.inf for most_at in most):  # ∞/∞ is NaN, and NaN is never above the target
         raise ValueError(f"Divergences of {most} at the orders {tuple(orders)} bound no other's.")
 
     def excess(noise: float) -> float:
@@ -238,7 +242,7 @@ def noise_within(
 
 
 def divergences(events: Sequence[Event], orders: Sequence[float] | None = None) -> tuple[float, ...]:
-    """Rényi divergences of these events at these orders, by default all of the accountant's."""
+    """Return the Rényi divergences of these events at these orders, by default all of the accountant's orders."""
     return _divergences(canonical(events), None if orders is None else tuple(orders))
 
 
@@ -251,9 +255,9 @@ def _divergences(events: tuple[Event, ...], orders: tuple[float, ...] | None) ->
 
 
 def _bracket(cost: Callable[[float], float], target: float, precision: float = 1e-3) -> tuple[float, float]:
-    """Noise multipliers on either side of the target, so close to each other. `cost` falls as noise grows.
+    """Return noise multipliers on either side of the target, no further apart than a relative `precision`.
 
-    A cost that is no number meets no target.
+    `cost` falls as noise grows. A cost that is NaN meets no target.
     """
     high = 1.0
     while not cost(high) <= target:

@@ -1,20 +1,20 @@
-"""The ledger of a data set: what all runs together cost one person, and a limit that no run may pass.
+"""Data-set ledger: what all runs together cost one person, and a limit that no run may exceed.
 
-One JSON line for each release: a training, a tuning, or figures of a part. It is written, durably, before the training
-begins, so that whatever was begun is counted; a file lock lets one process at a time read, decide and write. Nothing is
-ever removed. Each line has a check over itself and all lines before it, so that a changed or missing entry is noticed;
-of entries that are missing at the end, or of a file that is, nothing tells. Runs in research mode are listed and do not
-count: whoever knows their seed can remove their noise.
+The ledger has one JSON line for each release: a training, a tuning, or figures of a part. A line is written, durably,
+before the training begins, so every training that has begun is counted. A file lock lets only one process at a time
+read, decide and write. Nothing is ever removed. Each line has a check over itself and all lines before it, so a changed
+or missing entry is noticed. Entries that are missing at the end, or a file that is missing, cannot be noticed. Runs in
+research mode are listed and do not count, because whoever knows their seed can remove their noise.
 
-*Which entries are of one data set.* One file holds all of them, as what two names stand for may show only when they
-meet. Every entry has several names of its data: that of the preset, where the raw data lie, a digest of them, and what
-the user calls them. Entries that share any one of these are of one data set, and so are those that a third one
-connects. So a second preset, a copy of the file elsewhere, and next year's file in the same place all count together.
-A file that was moved, changed and given another preset is not known again, unless the user names it.
+*Which entries are of one data set.* One file holds the entries of all data sets, because two names may turn out later
+to mean the same data. Every entry has several names of its data: the preset's name, the place of the raw data, a digest
+of them, and the user's name for them. Entries that share any of these names are of one data set, and so are entries
+that a third one connects. So a second preset, a copy of the file elsewhere, and next year's file in the same place all
+count together. A file that was moved, changed and given another preset is not recognised, unless the user names it.
 
-*The total.* By hash, a record is in one part of a split. So of the entries of one split it pays for those of one part
-alone; over splits with other keys or shares its parts may be any, and the worst ones add up. With R_p the Rényi
-divergence of everything charged to part p, the total's is Σ_splits max_p R_p, at every order. Where all entries are
+*The total.* A hash puts each record into one part of a split. So of the entries of one split a record pays only for
+those of one part. Over splits with other keys or shares it may be in any parts, and the worst ones add up. With R_p the
+Rényi divergence of everything charged to part p, the total is Σ_splits max_p R_p at every order. If all entries are
 lists of events, and splits are few, every combination of parts is also composed by privacy loss distributions, and the
 total is the smaller of the two figures. If records of a data set change over the years, the total is that of a person
 who is in all of them.
@@ -45,16 +45,16 @@ from equidp.system.files import durable, private, storage_error, sync_folder
 FILE = "ledger.jsonl"
 
 NAMES = "names"
-"""`what` of an entry without a release: other names that the data of a run have got since it began."""
+"""`what` of an entry without a release. It adds other names that a run's data have been given since the run began."""
 
 CHECK = b', "check": "'
-"""What the check of an entry is written behind; entries of older versions have none."""
+"""The text before an entry's check. Entries of older versions have no check."""
 
 SECONDS = 60
-"""So long one process waits for another's entry."""
+"""How long a process waits for another process that holds the file."""
 
 MOST_COMBINATIONS = 27
-"""Of parts, over splits, that are composed one by one."""
+"""The most combinations of parts, over all splits, that are composed one by one."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,20 @@ class Entry:
     """One release from one part of one split.
 
     Attributes:
-        run: what the entries of one run have in common.
+        run: the run's id, which all its entries share.
         what: `training`, `tuning`, `scores` or `figures`; or `NAMES`.
         algorithm: its name.
-        split: names the split, so that parts of one split are disjoint.
+        split: name of the split; parts of one split are disjoint.
         part: `train`, `test` or `validation`.
         unit: what is protected: `record`, or a dataset's own word for a unit, which for a table is the column.
-        secure: whether it counts.
-        data: names of its data set, the preset's first; `DatasetLedger` writes its own.
-        events: everything charged; under a law, that of one trial.
-        law, mean, shape, orders: of `Trials`, where the release is the best of a random number of trials.
-        order, total: a Rényi budget in the place of events.
+        secure: whether the entry counts.
+        data: names of its data set, the preset's first; `DatasetLedger` fills them in.
+        events: everything charged; under a law, the events of one trial.
+        law, mean, shape, orders: as of `Trials`, if the release is the best of a random number of trials.
+        order, total: a Rényi budget instead of events.
 
     Raises:
-        ValueError: for NaN, which no comparison with a limit would notice.
+        ValueError: a number is NaN, which no comparison with a limit would notice.
     """
 
     run: str
@@ -100,12 +100,12 @@ class Entry:
                 raise ValueError("An entry has a NaN, which bounds nothing.")
 
     def to_json(self) -> str:
-        """One line."""
+        """Return the entry as one JSON line."""
         return json.dumps(asdict(self) | {"events": [event.to_dict() for event in self.events]}, sort_keys=True)
 
     @classmethod
     def from_json(cls, line: bytes) -> Entry:
-        """Read `to_json`'s line."""
+        """Read a line of `to_json`."""
         facts = json.loads(line)
         facts.pop("check", None)
         orders = None if facts["orders"] is None else tuple(facts["orders"])
@@ -114,14 +114,14 @@ class Entry:
 
     @property
     def plain(self) -> bool:
-        """Whether it is a list of events, and nothing else."""
+        """Whether the entry is a list of events, without a law or a budget."""
         return self.law is None and self.order is None
 
     def divergences(self) -> tuple[float, ...]:
-        """Rényi divergences at all of the accountant's orders."""
+        """Return Rényi divergences at all of the accountant's orders."""
         if self.order is not None:
             assert self.total is not None
-            # a divergence grows with its order: below the budget's own it is no larger, above nothing is known
+            # a divergence grows with its order: below the budget's order it is no larger, above it nothing is known
             return tuple(self.total if order <= self.order else math.inf for order in _orders())
         if self.law is None:
             return divergences(self.events)
@@ -129,7 +129,7 @@ class Entry:
         event = dp.ComposedDpEvent(tuple(one.as_dp_event() for one in canonical(self.events)))
         found = selected(event, trials)
         known = [(float(order), float(of)) for order, of in zip(found.orders, found.rdp, strict=True)]
-        # as above: at every order the least of what is known at it or above
+        # for the same reason: at every order, the smallest divergence that is known at this order or a larger one
         return tuple(min((of for at, of in known if at >= order), default=math.inf) for order in _orders())
 
 
@@ -137,18 +137,18 @@ class DatasetLedger:
     """The entries of one data set, and the file that all data sets share.
 
     Args:
-        folder: where the file is.
-        names: of the data set, the preset's first.
+        folder: the file's folder.
+        names: names of the data set, the preset's first.
     """
 
     def __init__(self, folder: Path, *names: str) -> None:
         self.path, self.names = folder / FILE, names
 
     def entries(self) -> tuple[Entry, ...]:
-        """Every entry of the data set, in order.
+        """Return every entry of the data set, in order.
 
         Raises:
-            EquidpError: for a line that cannot be read.
+            EquidpError: a line cannot be read, or was changed.
         """
         if not self.path.is_file():
             return ()
@@ -168,14 +168,15 @@ class DatasetLedger:
         return _linked(found, self.names)
 
     def charge(self, entries: Sequence[Entry], *, delta: float, limit: float | None = None) -> None:
-        """Append entries; returns only when they are on disk.
+        """Append entries, and return only when they are on disk.
 
         Args:
+            entries: of one run.
             delta: δ of the limit.
-            limit: the largest ε that counting entries may come to, with these.
+            limit: the largest total ε of all entries that count, including these.
 
         Raises:
-            EquidpError: the limit would be passed, the file is held, damaged, or cannot be written.
+            EquidpError: the limit would be exceeded; or the file is held, damaged, or cannot be written.
         """
         entries = [replace(entry, data=self.names) for entry in entries]
         try:
@@ -201,32 +202,32 @@ class DatasetLedger:
             )
 
     def _append(self, entries: Iterable[Entry]) -> None:
-        with open(self.path, "a+b", buffering=0, opener=private) as file:  # no buffer, which closing would write again
+        with open(self.path, "a+b", buffering=0, opener=private) as file:  # closing would write a buffer once more
             file.seek(0)
             content = file.read()
-            # what a crash left of a line was not durable, so its training had not begun
+            # an incomplete line after a crash was not durable, so its training had not begun
             whole = _whole(content)
             file.truncate(min(len(whole), len(content)))
-            more = whole[len(content) :]  # the end of a last line, which an editor has cut off
+            more = whole[len(content) :]  # the newline of the last line, if an editor has removed it
             before = (whole.splitlines() or [b""])[-1]
             for entry in entries:
                 before = _checked(before, entry.to_json().encode()[:-1])
                 more += before + b"\n"
             try:
-                while more:  # a disk with little room takes a part
+                while more:  # a disk with little room writes only a part
                     more = more[file.write(more) :]
                 durable(file.fileno())
             except OSError:
-                with suppress(OSError):  # nothing has begun: else the entries that had room would count
+                with suppress(OSError):  # no training has begun, so entries that were written must not count
                     file.truncate(min(len(whole), len(content)))
                 raise
-        if not content:  # a new file, maybe in a new folder: their names are on disk, too, before the training begins
+        if not content:  # a new file, maybe in a new folder: both names must be on disk before the training begins
             sync_folder(self.path.parent)
             sync_folder(self.path.parent.parent)
 
 
 def _linked(entries: Sequence[Entry], names: Iterable[str]) -> tuple[Entry, ...]:
-    """The entries that have one of these names, or one that such an entry has, and so on."""
+    """Return the entries that have one of these names, or share a name with such an entry, and so on."""
     known, before = set(names), 0
     while len(known) > before:
         before = len(known)
@@ -235,13 +236,13 @@ def _linked(entries: Sequence[Entry], names: Iterable[str]) -> tuple[Entry, ...]
 
 
 def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
-    """ε at δ of all counting entries together, for the person that it is largest for; 0 of none.
+    """Return ε at δ of all entries that count, for the person for whom it is largest; 0 if none counts.
 
     Raises:
-        EquidpError: they protect several units.
+        EquidpError: the entries protect several units.
     """
-    # no total holds over units: what one unit's runs guarantee bounds nothing for another, as two columns of ids may
-    # divide the same rows in any way
+    # there is no total over several units: a guarantee for one unit bounds nothing for another, because two columns of
+    # ids may group the same rows in any way
     splits: dict[str, dict[str, list[Entry]]] = {}
     counting = [entry for entry in entries if entry.secure]
     if len(units := dict.fromkeys(entry.unit for entry in counting)) > 1:
@@ -265,7 +266,7 @@ def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
 
 
 def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, float, bool, str]]:
-    """Of each run, in order: what it was, its unit's total after it, whether it counts, and its unit."""
+    """Return for each run, in order: a title, its unit's total after it, whether it counts, and its unit."""
     rows, so_far = [], list[Entry]()
     releases = (entry for entry in entries if entry.what != NAMES)
     for run, of in itertools.groupby(releases, key=lambda entry: entry.run):
@@ -279,12 +280,14 @@ def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, floa
 
 @dataclass(frozen=True)
 class Spent:
-    """What a ledger counts of one data set, for one unit.
+    """Figures of a ledger for one data set and one unit.
 
     Attributes:
-        secure, research: its runs for the unit, which count, and all runs in research mode, which do not.
-        others: secure runs for other units, whose ε have no total with these.
-        epsilon: total ε of the secure ones at `delta`.
+        secure: number of secure runs for the unit, which count.
+        research: number of runs in research mode, which do not count.
+        others: number of secure runs for other units, whose ε have no total with these.
+        epsilon: total ε of the secure runs for the unit at `delta`.
+        delta: δ.
     """
 
     secure: int
@@ -295,10 +298,10 @@ class Spent:
 
 
 def spent(entries: Sequence[Entry], delta: float, unit: str) -> Spent | None:
-    """What the entries of a data set come to for one unit, as the last row of `spent_by_run` for it has it.
+    """Return the figures of a data set's entries for one unit, as in its last row of `spent_by_run`.
 
-    None where there are none, and where trials under a law are entered one by one: their ε holds for nobody who knows
-    how many there were, or which of them was chosen, and number and total of the runs tell that.
+    None if there are no entries, or if trials under a law are entered one by one. The ε of such trials does not hold
+    for anybody who knows how many trials there were or which one was chosen, and these figures would tell that.
     """
     releases = [entry for entry in entries if entry.what != NAMES]
     if not releases or any(entry.what == "training" and entry.law is not None for entry in releases):
@@ -311,10 +314,10 @@ def spent(entries: Sequence[Entry], delta: float, unit: str) -> Spent | None:
 
 
 def _added(entries: Iterable[Entry]) -> list[float]:
-    """Divergences of all entries of one part together.
+    """Return the divergences of all entries of one part together.
 
-    Of a run that releases the best of several trials a later entry stands in the place of earlier ones: it has all
-    their events and more. The largest of them counts, once.
+    If a run releases the best of several trials, a later entry of it replaces earlier ones, because it has all their
+    events and more. The largest of these entries counts, once.
     """
     single: list[Sequence[float]] = []
     by_run: dict[tuple[str, str], list[Sequence[float]]] = {}
@@ -333,12 +336,12 @@ def _orders() -> tuple[float, ...]:
 
 
 def _checked(before: bytes, body: bytes) -> bytes:
-    """A line, at its end a check over it and the line before it, and so over all before it."""
+    """Return a line with a check over it and the line before it, and so over all lines before it."""
     return body + CHECK + hashlib.sha256(before + b"\n" + body).hexdigest()[:16].encode() + b'"}'
 
 
 def _whole(content: bytes) -> bytes:
-    """Content up to the end of its last whole line; one that fits its check is whole, though its end was cut off."""
+    """Return the content up to its last complete line. A line without a newline is complete if it fits its check."""
     end = content.rfind(b"\n") + 1
     before, last = (content[:end].splitlines() or [b""])[-1], content[end:]
     whole = last == _checked(before, last.rpartition(CHECK)[0])

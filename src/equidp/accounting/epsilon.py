@@ -1,8 +1,8 @@
-"""ε of a list of events: by Rényi DP, by privacy loss distributions, and by the papers' formulas.
+"""Epsilon: ε of a list of events, by Rényi DP, by privacy loss distributions (PLD), and by the papers' formulas.
 
-The arithmetic is dp_accounting's. This module picks the smaller of its two sound bounds.
+The arithmetic is dp_accounting's. This module takes the smaller of its two sound bounds.
 
-Adjacency throughout: one record's (unit's) slot is emptied, and everything in the `Plan` is public.
+Adjacency is always that the slot of one record (or unit) is emptied. Everything in the `Plan` is public.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from equidp.accounting.events import Event, canonical, lowered, merged
 from equidp.system.logs import held_back
 
 SEARCH_INTERVAL = 1e-3
-"""PLD discretisation while searching and for per-epoch curves: fast, ε at most about 0.5 % larger."""
+"""Interval of PLD's grid in searches and for curves by epoch: fast, and ε is at most about 0.5 % larger."""
 
 REPORT_INTERVAL = 1e-4
-"""PLD discretisation of every reported ε. Both are pessimistic: the bound holds at any interval."""
+"""Interval of PLD's grid for every reported ε. Both intervals are pessimistic: the bound holds at any interval."""
 
 COARSER_FROM = 10.0
-"""ε by RDP above which PLD's grid grows with it: a grid of the same interval would have as many points as ε is large,
-and take a minute for digits that tell nothing. It still is pessimistic, by less than 1e-5 of ε at `REPORT_INTERVAL`."""
+"""If ε by RDP is above this, the interval of PLD's grid grows with it. At the same interval the number of points would
+grow with ε, and take a minute for digits that say nothing. The bound remains pessimistic, by less than 1e-5 of ε at
+`REPORT_INTERVAL`."""
 
 PLD_LIMIT = 2e3
-"""ε by RDP above which PLD is not asked: its grid would take gigabytes to refine a figure that promises nothing."""
+"""If ε by RDP is above this, PLD is not used: its grid would take gigabytes for a figure that promises nothing."""
 
 PLD_STEPS = 300_000
-"""Steps of one sampled event from which on PLD is not asked. Each step's privacy loss is rounded to a grid, which costs
-more ε and more time the more steps there are: at ten million, minutes and gigabytes for each value of the noise."""
+"""If one sampled event has more steps than this, PLD is not used. Each step's privacy loss is rounded to a grid, which
+costs more ε and more time with more steps: at ten million steps minutes and gigabytes for each value of the noise."""
 
 ROUNDING = 2.0**-50
-"""What rounding may take from the δ of a composed privacy loss, for each step and each composition: dp_accounting takes
-powers of Fourier transforms in double precision. The largest found is a fifth of this. It matters where δ is tiny and
-steps are many: after 290,000 of them at q = 1e-4 and σ = 0.6, PLD alone would say ε = 3.63 at δ = 1e-12, and 4.42 is
-true."""
+"""The most that rounding may take from the δ of a composed privacy loss, for each step and each composition, because
+dp_accounting takes powers of Fourier transforms in double precision. The largest loss that was found is a fifth of
+this. It matters if δ is tiny and steps are many: after 290,000 steps at q = 1e-4 and σ = 0.6, PLD alone would say
+ε = 3.63 at δ = 1e-12, but 4.42 is true."""
 
 POINTS = 500
-"""So many values of ε are computed along a run; where there are more epochs, several have that of the last of them."""
+"""The most values of ε along a run. If there are more epochs, several of them share the value after the last one."""
 
 PUBLISHED_ORDERS = range(2, 65)
-"""The integer Rényi orders the papers minimise over."""
+"""The integer Rényi orders over which the papers minimise."""
 
 LIVE_ORDERS = (*PUBLISHED_ORDERS, 80, 128, 256, 512)
 """Integer Rényi orders of the live figure."""
@@ -59,7 +60,7 @@ Conversion = Literal["classic", "improved"]
 class Epsilon:
     """ε of a list of events at one δ: both sound bounds, and the smaller of them.
 
-    `pld` is None where only Rényi divergence bounds the run (the noise was chosen within a Rényi budget).
+    `pld` is None if only Rényi divergence bounds the run, because its noise was chosen within a Rényi budget.
     """
 
     rdp: float
@@ -67,21 +68,21 @@ class Epsilon:
 
     @property
     def value(self) -> float:
-        """The ε we stand by. Both bounds hold for events fixed before training, hence so does the smaller.
+        """The ε that we state. Both bounds hold for events that are fixed before training, so the smaller one holds.
 
         Raises:
-            ValueError: where a bound is no number, which no comparison with a target would notice.
+            ValueError: a bound is NaN, which no comparison with a target would notice.
         """
         if math.isnan(self.rdp) or math.isnan(self.pld or 0.0):
             raise ValueError(f"{self} bounds nothing: please report it with the settings.")
         if self.pld is None or math.isinf(self.pld):
             return self.rdp
-        # where rounding leaves nothing of Rényi divergences, PLD decides
+        # if rounding leaves nothing of the Rényi divergences, PLD decides
         return min(self.rdp, self.pld) if self.rdp > 0 else self.pld
 
 
 def epsilon(events: Sequence[Event], delta: float, *, interval: float = REPORT_INTERVAL) -> Epsilon:
-    """ε of events that were fixed before training, by RDP (improved conversion) and by PLD.
+    """Return ε of events that are fixed before training, by RDP (improved conversion) and by PLD.
 
     Examples:
         >>> from equidp.accounting.events import Event
@@ -94,22 +95,22 @@ def epsilon(events: Sequence[Event], delta: float, *, interval: float = REPORT_I
 
 
 def rdp_epsilon(events: Sequence[Event], delta: float) -> float:
-    """ε by dp_accounting's RDP accountant. Milliseconds; used for live figures and for brackets."""
+    """Return ε by dp_accounting's RDP accountant, in milliseconds."""
     return _rdp_epsilon(canonical(events), delta)
 
 
 def pld_epsilon(events: Sequence[Event], delta: float, interval: float) -> float:
-    """ε by dp_accounting's PLD accountant; infinite where it is not asked (`asks_pld`) or δ is below its precision."""
+    """Return ε by dp_accounting's PLD accountant; infinite if it is not used (`asks_pld`), or δ is too small for it."""
     return _pld_epsilon(canonical(events), delta, interval)
 
 
 def published_epsilon(
     events: Sequence[Event], delta: float, conversion: Conversion, orders: Sequence[int] = PUBLISHED_ORDERS
 ) -> float:
-    """ε by a paper's own conversion of RDP at integer orders.
+    """Return ε by a paper's own conversion of RDP at integer orders.
 
     `classic`: ε = τ + ln(1/δ)/(α−1) (Mironov 2017, Prop. 3). `improved`: ε = τ + ln((α−1)/α) − (ln δ + ln α)/(α−1)
-    (Balle et al. 2020, Thm. 21). Only for the figure shown beside ours; never what we stand by.
+    (Balle et al. 2020, Thm. 21). The figure is shown beside ours; it is never the ε that we state.
     """
     if not events:
         return 0.0
@@ -122,7 +123,7 @@ def published_epsilon(
 
 
 def renyi_curve(events: Sequence[Event], orders: Sequence[float]) -> list[float]:
-    """Bounds on the Rényi divergence of all events together at some orders α > 1; exact at integers."""
+    """Return bounds on the Rényi divergence of all events together at some orders α > 1; they are exact at integers."""
     totals = [0.0] * len(orders)
     for event in merged(events):
         curve = _rdp_curve(event.sampling_rate, event.noise_multiplier, tuple(orders))
@@ -131,33 +132,33 @@ def renyi_curve(events: Sequence[Event], orders: Sequence[float]) -> list[float]
 
 
 def epsilon_of(total: float, order: float, delta: float) -> float:
-    """ε = R + ln((α−1)/α) − (ln δ + ln α)/(α−1) (Balle et al. 2020, Theorem 21; Canonne et al. 2020)."""
+    """Return ε = R + ln((α−1)/α) − (ln δ + ln α)/(α−1) (Balle et al. 2020, Theorem 21; Canonne et al. 2020)."""
     return total + math.log((order - 1) / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 def live_epsilon(events: Sequence[Event], delta: float) -> float:
-    """A sound ε in microseconds, for progress bars: RDP at integer orders, improved conversion."""
+    """Return a sound ε in microseconds, for progress bars: RDP at integer orders, improved conversion."""
     return published_epsilon(events, delta, "improved", LIVE_ORDERS)
 
 
 def asks_pld(events: Sequence[Event], delta: float) -> bool:
-    """Whether PLD is asked of these events: neither beyond `PLD_LIMIT` nor beyond `PLD_STEPS`."""
+    """Whether PLD is used for these events: they exceed neither `PLD_LIMIT` nor `PLD_STEPS`."""
     steps = max((event.count for event in events if event.sampling_rate < 1), default=0)
     return steps <= PLD_STEPS and rdp_epsilon(events, delta) <= PLD_LIMIT
 
 
 def grid_interval(events: Sequence[Event], delta: float, finest: float) -> float:
-    """The interval of PLD's grid for all these events together: `finest`, or above `COARSER_FROM` a coarser one."""
+    """Return the interval of PLD's grid for all these events together: `finest`, or a larger one (`COARSER_FROM`)."""
     return finest * max(1.0, rdp_epsilon(events, delta) / COARSER_FROM)
 
 
 def rounded_away(events: Sequence[Event]) -> float:
-    """How much larger δ may be, at any ε, than PLD says of these events together: of `ROUNDING` and their number."""
+    """Return by how much δ may be larger, at any ε, than PLD says of these events together, because of `ROUNDING`."""
     return ROUNDING * sum(1 + (event.count if event.sampling_rate < 1 else 0) for event in events)
 
 
 def composed(accountant: pld.PLDAccountant, events: Sequence[Event], delta: float) -> float:
-    """ε of these events by an empty accountant, at a δ that holds with its rounding; infinite where there is none."""
+    """Return ε of these events by an empty accountant, at δ less its rounding; infinite if nothing is left of δ."""
     within = delta - rounded_away(events)
     if within <= 0:
         return math.inf
@@ -167,7 +168,7 @@ def composed(accountant: pld.PLDAccountant, events: Sequence[Event], delta: floa
 
 
 def blocks(epochs: Sequence[Sequence[Event]]) -> Iterator[tuple[int, list[Event]]]:
-    """The events of at most `POINTS` blocks of consecutive epochs, each after the number of its epochs."""
+    """Give at most `POINTS` blocks of consecutive epochs, each as its number of epochs and their events."""
     every = -(-len(epochs) // POINTS)
     for start in range(0, len(epochs), every):
         block = epochs[start : start + every]
@@ -175,17 +176,17 @@ def blocks(epochs: Sequence[Sequence[Event]]) -> Iterator[tuple[int, list[Event]
 
 
 def epsilon_path(epochs: Sequence[Sequence[Event]], delta: float) -> list[Epsilon]:
-    """ε after each epoch, composed incrementally.
+    """Return ε after each epoch, composed step by step.
 
-    PLD uses the coarse interval here, RDP integer orders. The ε of a prefix never exceeds the ε of the whole, so the
-    curve is capped by the figure reported for the whole run, and ends in it.
+    Here PLD uses the coarse interval, and RDP integer orders. The ε of a part of a run never exceeds that of the whole
+    run. So the curve is capped by the whole run's reported figure, and ends in it.
     """
     return list(_epsilon_path(tuple(map(tuple, epochs)), delta)) if any(epochs) else []
 
 
 @lru_cache(maxsize=16)
 def _epsilon_path(epochs: tuple[tuple[Event, ...], ...], delta: float) -> tuple[Epsilon, ...]:
-    """Algorithms that are compared often have the same events: a second or so for each curve."""
+    """Return the path, and keep it: a curve takes about a second, and algorithms that are compared share events."""
     every = [event for events in epochs for event in events]
     whole, interval = epsilon(every, delta), grid_interval(every, delta, SEARCH_INTERVAL)
     by_pld = whole.value
@@ -198,7 +199,7 @@ def _epsilon_path(epochs: tuple[tuple[Event, ...], ...], delta: float) -> tuple[
         if loss is not None:
             for event in merged(events):
                 loss = loss.compose(_pld(event, interval))
-                rounding += ROUNDING  # of this composition; those of its steps are in `rounded_away`
+                rounding += ROUNDING  # for this composition; `rounded_away` has the rounding of the steps
             within = max(0.0, delta - rounded_away(spent) - rounding)
             by_pld = min(float(loss.get_epsilon_for_delta(within)), whole.value)
         path += [Epsilon(min(live_epsilon(spent, delta), whole.rdp), by_pld)] * count
@@ -206,7 +207,7 @@ def _epsilon_path(epochs: tuple[tuple[Event, ...], ...], delta: float) -> tuple[
 
 
 def orders_left_out_in_silence() -> AbstractContextManager[None]:
-    """dp_accounting warns of every Rényi order that it leaves out, which only loosens ε."""
+    """Return a context in which dp_accounting does not warn of Rényi orders that it leaves out: ε only gets larger."""
     return held_back("absl", below=logging.ERROR)
 
 
@@ -219,7 +220,7 @@ def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:
         found = float(accountant.get_epsilon(delta))
     if found > 0:
         return found
-    # dp_accounting answers 0 where a divergence is below δ², or by rounding below 0; the conversion needs none of the
+    # dp_accounting returns 0 if a divergence is below δ², or below 0 by rounding; the conversion does not need the
     # digits that rounding may have taken
     totals = zip(accountant.rdp, accountant.orders, strict=True)
     return max(0.0, min(float(epsilon_of(max(total, 0.0), order, delta)) for total, order in totals))
@@ -235,7 +236,7 @@ def _pld_epsilon(events: tuple[Event, ...], delta: float, interval: float) -> fl
 
 @lru_cache(maxsize=256)
 def _pld(event: Event, interval: float) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
-    """Privacy loss distribution of an event under add-or-remove."""
+    """Return the privacy loss distribution of an event under add-or-remove."""
     once = pld.privacy_loss_distribution.from_gaussian_mechanism(
         event.noise_multiplier, sampling_prob=event.sampling_rate, value_discretization_interval=interval
     )
@@ -244,13 +245,13 @@ def _pld(event: Event, interval: float) -> pld.privacy_loss_distribution.Privacy
 
 @lru_cache(maxsize=1024)
 def _rdp_curve(sampling_rate: float, noise_multiplier: float, orders: tuple[float, ...]) -> tuple[float, ...]:
-    """RDP of one event.
+    """Return RDP of one event at these orders.
 
-    At a fractional order, the smaller of two bounds. dp_accounting sums its series without the signs of the terms,
-    which can only raise it, and answers ∞ where that does not converge (often below 2). The other bound follows from
-    the integers beside α: (α−1)·D_α(P‖Q) = ln E_Q[(P/Q)^α] is convex in α by Hölder's inequality, hence below its chord
-    (at α = 1 it is 0). Of the two directions D(P‖Q), P sampled, is the larger at every α > 1 (Mironov, Talwar and Zhang
-    2019, Theorem 5).
+    At a fractional order this is the smaller of two bounds. For the first one dp_accounting sums its series without the
+    signs of the terms, which can only raise it. It is ∞ if that does not converge, often below order 2. The second
+    bound follows from the integers beside α: (α−1)·D_α(P‖Q) = ln E_Q[(P/Q)^α] is convex in α by Hölder's inequality,
+    and so below its chord (at α = 1 it is 0). Of the two directions D(P‖Q), where P is sampled, is the larger one at
+    every α > 1 (Mironov, Talwar and Zhang 2019, Theorem 5).
     """
     needed = sorted({n for order in orders for n in (order, math.floor(order), math.ceil(order)) if n > 1})
     with orders_left_out_in_silence():
@@ -260,7 +261,7 @@ def _rdp_curve(sampling_rate: float, noise_multiplier: float, orders: tuple[floa
 
 
 def _chord(found: Mapping[float, float], order: float) -> float:
-    """The bound on D_α by those at the integers beside α."""
+    """Return the bound on D_α that follows from those at the integers beside α."""
     below, share = math.floor(order), order % 1
     if not share:
         return found[order]

@@ -18,11 +18,11 @@ import dp_accounting as dp
 from equidp.errors import EquidpError
 
 MOST_DIFFERENT, LEVELS = 100, 64
-"""Of more different events than these the accountants see at most `LEVELS` + 1 noise multipliers at each sampling rate
-(`lowered`): every different event takes a second of solving for the noise."""
+"""If there are more than `MOST_DIFFERENT` different events, the accountants get at most `LEVELS` + 1 noise multipliers
+at each sampling rate (`lowered`), because every different event takes a second of solving for the noise."""
 
 SMALLEST_NOISE = 1e-6
-"""Less noise is none: every ε is beyond 10¹¹, and accountants divide by zero."""
+"""Smaller noise counts as none: every ε is beyond 10¹¹, and accountants divide by zero."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Event:
 
     Attributes:
         sampling_rate: inclusion probability q of each record, in (0, 1]; 1 means no sampling.
-        noise_multiplier: standard deviation of the noise over the L2 sensitivity of what it covers, > 0.
+        noise_multiplier: standard deviation of the noise divided by the L2 sensitivity of the released value, > 0.
         count: how many times it happened.
     """
 
@@ -50,11 +50,11 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """`poisson_gaussian`, or `gaussian` where nothing is sampled."""
+        """`poisson_gaussian`, or `gaussian` if nothing is sampled."""
         return "gaussian" if self.sampling_rate == 1 else "poisson_gaussian"
 
     def to_dict(self) -> dict:
-        """As written to privacy.json."""
+        """Return the event as written to privacy.json."""
         return {
             "event": self.kind,
             "sampling_rate": self.sampling_rate,
@@ -68,7 +68,7 @@ class Event:
         return cls(entry["sampling_rate"], entry["noise_multiplier"], entry["count"])
 
     def as_dp_event(self) -> dp.DpEvent:
-        """The same event in dp_accounting's terms."""
+        """Return the same event in dp_accounting's terms."""
         gaussian: dp.DpEvent = dp.GaussianDpEvent(self.noise_multiplier)
         if self.sampling_rate < 1:
             gaussian = dp.PoissonSampledDpEvent(self.sampling_rate, gaussian)
@@ -100,7 +100,7 @@ def fuse(*noise_multipliers: float) -> float:
 
 
 def merged(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Run-length form: consecutive equal events become one with the summed count. Order is kept."""
+    """Return the run-length form: consecutive equal events become one with the summed count. The order is kept."""
     runs: list[Event] = []
     for event in events:
         last = runs[-1] if runs else None
@@ -112,7 +112,7 @@ def merged(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def counted(events: Iterable[Event]) -> Counter[tuple[float, float]]:
-    """How often each (sampling rate, noise multiplier) occurs, in whatever order."""
+    """Return how often each (sampling rate, noise multiplier) occurs, in any order."""
     counts: Counter[tuple[float, float]] = Counter()
     for event in events:
         counts[event.sampling_rate, event.noise_multiplier] += event.count
@@ -120,27 +120,27 @@ def counted(events: Iterable[Event]) -> Counter[tuple[float, float]]:
 
 
 def beyond(charged: Iterable[Event], planned: Iterable[Event]) -> tuple[Event, ...]:
-    """What was charged more often than it was planned."""
+    """Return the events that were charged more often than they were planned, with the excess as count."""
     more = counted(charged) - counted(planned)
     return tuple(Event(rate, noise, count) for (rate, noise), count in more.items())
 
 
 def canonical(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Composition is order-free: equal events anywhere are counted together, which also makes caching effective.
+    """Return the events in a fixed order, with equal ones counted together, so that caches find them.
 
-    More than `MOST_DIFFERENT` events are `lowered`.
+    Composition does not depend on the order. More than `MOST_DIFFERENT` different events are `lowered`.
     """
     return merged(sorted(lowered(merged(events)), key=lambda e: (e.sampling_rate, e.noise_multiplier)))
 
 
 def lowered(events: Sequence[Event]) -> Sequence[Event]:
-    """The events themselves, or where more than `MOST_DIFFERENT` of them differ, events with no more noise.
+    """Return the events; if more than `MOST_DIFFERENT` of them differ, return fewer different ones with no more noise.
 
-    A Gaussian of σ ≥ σ' is one of σ' to which independent noise of variance σ² − σ'² was added. Adding it looks at
-    nothing but the output, so that at the same sampling rate an event of σ' costs no less, at any δ and in any Rényi
-    divergence, and neither do many that are composed. Here each σ between the smallest, s, and the largest, S, of a
-    sampling rate becomes the smallest of its cell, where cells are r = (S/s)^(1/`LEVELS`) wide: ε is at most that of
-    all noise divided by r, 1.008 where noise falls to 0.6 of what it was.
+    A Gaussian of σ ≥ σ' is a Gaussian of σ' to which independent noise of variance σ² − σ'² was added. This is
+    post-processing. So at the same sampling rate an event of σ' costs no less, at any δ and in any Rényi divergence,
+    and this also holds for composed events. For a sampling rate with smallest noise s and largest noise S, each σ
+    becomes the smallest σ of its cell. Cells are r = (S/s)^(1/`LEVELS`) wide, so ε is at most the one with all noise
+    divided by r. r is 1.008 if noise falls to 0.6 of its first value.
     """
     of_rate = defaultdict(set)
     for event in events:
@@ -151,7 +151,7 @@ def lowered(events: Sequence[Event]) -> Sequence[Event]:
     for rate, noises in of_rate.items():
         least, width = min(noises), math.log(max(noises) / min(noises)) / LEVELS
         smallest: dict[int, float] = {}
-        for noise in sorted(noises):  # to the nearest of the grid, as rounding would toss what lies on it
+        for noise in sorted(noises):  # to the nearest grid point, so that rounding does not decide for noises on one
             cell = round(math.log(noise / least) / width) if width else 0
             level[rate, noise] = smallest.setdefault(cell, noise)
     return [replace(event, noise_multiplier=level[event.sampling_rate, event.noise_multiplier]) for event in events]

@@ -13,12 +13,12 @@ SHOWN = 3
 class Ledger:
     """Append-only record of the events of one run.
 
-    The trainer appends a step's event *before* the step's result becomes visible to anything else, so that whatever
-    was seen has been charged, whenever the run stops.
+    The trainer appends a step's event *before* the step's result becomes visible to anything else. So every visible
+    result has been charged, whenever the run stops.
 
     Args:
         events: events already spent, when a run resumes.
-        journal: called with every event before it enters the ledger; a durable journal survives a crash.
+        journal: is called with every event before it enters the ledger; a durable journal survives a crash.
     """
 
     def __init__(self, events: Iterable[Event] = (), *, journal: Callable[[Event], None] | None = None) -> None:
@@ -43,10 +43,10 @@ class Ledger:
 
     @property
     def count(self) -> int:
-        """How many releases were charged so far."""
+        """Number of releases that were charged so far."""
         return sum(event.count for event in self.events)
 
     @property
     def done(self) -> tuple[Event, ...]:
-        """What was charged for steps that will not be repeated; a durable ledger may hold charges ahead of these."""
+        """The events of steps that will not be repeated; a durable ledger may also hold charges of later steps."""
         return tuple(self._events)

@@ -9,7 +9,7 @@ from equidp.accounting.trials import Trials
 from equidp.errors import EquidpError
 
 LONGEST = 1_000_000_000
-"""Steps of the longest run that is begun."""
+"""The most steps of a run."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Plan:
         groups: number of groups K of the partition used in training.
         delta: δ.
         noise_multiplier: the scalar that calibration solves for; 0 only for the non-private baseline.
-        epsilon: the target that the noise was calibrated to, None where the noise itself was given.
-        classes: number of classes that each group of the partition is divided by, where they are not the partition.
-        trials: how many trainings ε is for; also as the mapping that `dataclasses.asdict` makes of it.
+        epsilon: the target that the noise was calibrated to; None if the noise itself was given.
+        classes: number of classes of each group, if the partition is a product that ends in the classes.
+        trials: how many trainings ε is for; it may be given as the mapping that `dataclasses.asdict` makes of it.
     """
 
     records: int
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def classes_each(self) -> int:
-        """K of each group of a partition that ends in the classes; all of its groups where these are the classes."""
+        """Number of classes of each group if the partition is a product that ends in the classes; else all groups."""
         return self.classes or self.groups
 
     @property
@@ -68,11 +68,11 @@ class Plan:
         return max(1, round(self.epochs * self.records / self.batch_size))
 
     def epoch(self, step: int) -> int:
-        """Epoch of step t: ⌊t·E/T⌋."""
+        """Return the epoch of step t, ⌊t·E/T⌋."""
         return step * self.epochs // self.steps
 
     def epoch_lengths(self) -> list[int]:
-        """Steps in each epoch; they sum to T."""
+        """Return the number of steps in each epoch; they sum to T."""
         ends = [-(-(e + 1) * self.steps // self.epochs) for e in range(self.epochs)]
         return [b - a for a, b in zip([0, *ends], ends, strict=False)]
 
@@ -87,7 +87,7 @@ class Segment:
 
 
 def segment_at(segments: Sequence[Segment], step: int) -> Segment:
-    """The segment that step t falls in."""
+    """Return the segment of step t."""
     for segment in segments:
         if step < segment.steps:
             return segment
@@ -96,5 +96,5 @@ def segment_at(segments: Sequence[Segment], step: int) -> Segment:
 
 
 def by_epoch(plan: Plan, factors: Sequence[float]) -> tuple[Segment, ...]:
-    """One segment per epoch that has steps, with a noise factor for each epoch."""
-    return tuple(Segment(length, noise) for length, noise in zip(plan.epoch_lengths(), factors, strict=True) if length)
+    """Return a segment for each epoch, with its noise factor. Each has steps: no batch is larger than the data."""
+    return tuple(Segment(length, noise) for length, noise in zip(plan.epoch_lengths(), factors, strict=True))

@@ -1,18 +1,20 @@
-"""What a run guarantees where a record is *replaced* by another, from events that were bounded for an emptied slot.
+"""Replacement: what a run guarantees if a record is *replaced* by another one.
 
-Adjacency of all other figures is zero-out: one record's slot is emptied, N stays. Replacing x by x' moves what a step
-releases by at most twice as much: u, the sum's shift by x over the noise, becomes v, and |u|, |v| ≤ 1/σ. For the
-Poisson-sampled Gaussian the worst pair is u = −v, and dp_accounting has its privacy loss distribution. Proof for any
-number of dimensions: let S be a set of outputs, z = Φ⁻¹(P_u(S)), P_w a standard Gaussian at w. By the lemma of Neyman
-and Pearson P_0(S) ≥ Φ(z − 1/σ) and P_v(S) ≥ Φ(z − 2/σ). The hockey-stick divergence at e^ε ≥ 1 is the largest of
+All other figures are for a record whose slot is emptied, while N stays. If x' replaces x, a step's release moves by at
+most twice as much. Let u be the shift of the sum by x, divided by the noise, and v the shift by x', so |u|, |v| ≤ 1/σ.
+For the Poisson-sampled Gaussian the worst pair is u = −v, and dp_accounting has its privacy loss distribution.
+
+Proof for any number of dimensions. Let S be a set of outputs, P_w a standard Gaussian at w, and z = Φ⁻¹(P_u(S)). By the
+lemma of Neyman and Pearson P_0(S) ≥ Φ(z − 1/σ) and P_v(S) ≥ Φ(z − 2/σ). The hockey-stick divergence at e^ε ≥ 1 is the
+largest value of
 
     (1−q)(1−e^ε)·P_0(S) + q·P_u(S) − q·e^ε·P_v(S)
         ≤ (1−q)(1−e^ε)·Φ(z − 1/σ) + q·Φ(z) − q·e^ε·Φ(z − 2/σ),
 
-as the factors of P_0 and P_v are not positive; and the right side is what a half line has for u = −v of length 1/σ in
-one dimension. Both directions are alike by reflection, which gives e^ε < 1, too. So the pair dominates, and adaptive
-composition preserves that (Zhu, Dong and Wang 2022, Theorem 10). Without sampling it is the Gaussian at twice the
-distance.
+because the factors of P_0 and P_v are not positive. The right side is the value of a half line for u = −v of length 1/σ
+in one dimension. By reflection both directions are alike, which also gives the case e^ε < 1. So this pair dominates,
+and adaptive composition preserves that (Zhu, Dong and Wang 2022, Theorem 10). Without sampling it is the Gaussian at
+twice the distance.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from equidp.accounting.events import Event, canonical
 
 
 def replace_one_epsilon(events: Sequence[Event], delta: float) -> float | None:
-    """ε at δ where one record is replaced; None where the grid of its privacy loss would be too large."""
+    """Return ε at δ if one record is replaced; None if the grid of the privacy loss would be too large."""
     found = _replaced(canonical(events), delta)
     return found if math.isfinite(found) else None
 
@@ -43,16 +45,16 @@ def _replaced(events: tuple[Event, ...], delta: float) -> float:
 
 
 def twice(epsilon_at: Callable[[float], float], delta: float) -> float | None:
-    """ε at δ where one record is replaced, by two steps: its slot is emptied and filled again.
+    """Return ε at δ if one record is replaced in two steps: its slot is emptied, and filled again.
 
-    If one step is (ε', δ')-DP, two are (2ε', (1 + e^ε')·δ')-DP. For mechanisms of which no more is known.
+    If one step is (ε', δ')-DP, two steps are (2ε', (1 + e^ε')·δ')-DP. This is for mechanisms of which no more is known.
 
     Args:
-        epsilon_at: ε' of one step at any δ' in (0, 1).
-        delta: δ that the two may have.
+        epsilon_at: gives ε' of one step at any δ' in (0, 1).
+        delta: δ of both steps together.
 
     Returns:
-        2ε' at the largest δ' found that keeps to δ, to 1e-3 in ln δ'; None where none does.
+        2ε' at the largest δ' that does not exceed δ, to 1e-3 in ln δ'; None if there is none.
     """
     low, high = math.log(delta) - 600.0, math.log(delta / 2)
 

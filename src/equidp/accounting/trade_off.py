@@ -1,18 +1,19 @@
-"""The trade-off curve: the fewest misses that an attacker with a given rate of false alarms can have.
+"""Trade-off: the smallest rate of misses that an attacker with a given rate of false alarms can have.
 
-Who must tell by what was released whether a record was among the training records misses it at a rate of at least
-f(α), where α is the rate of accusations of records that were not among them. A run that is (ε, δ(ε))-DP at *many* ε
-has a curve f above that of any single pair. Each ε ≥ 0 gives two tangents (Dong, Roth and Su 2022, Proposition 2.5),
+An attacker sees what a run released, and must say whether a record was among the training records. The attacker's rate
+of false alarms, α, is for records that were not among them. Then the rate of misses, for records that were, is at least
+f(α). A run that is (ε, δ(ε))-DP at *many* ε has a curve f above that of any single pair. Each ε ≥ 0 gives two tangents
+(Dong, Roth and Su 2022, Proposition 2.5),
 
-    f(α) ≥ 1 − δ(ε) − e^ε·α    and    f(α) ≥ e^−ε·(1 − δ(ε) − α),
+    f(α) ≥ 1 − δ(ε) − e^ε·α    and    f(α) ≥ e^−ε·(1 − δ(ε) − α).
 
-and the largest of finitely many tangents lies below f: it errs against us only. δ(ε) is dp_accounting's, which rounds
-up. The curve is for both directions at once, so it is symmetric: f is its own inverse, and the first kind of tangents
-decides up to its fixed point c = f(c).
+The largest of finitely many tangents lies below f, so it can only understate the guarantee. δ(ε) is dp_accounting's,
+which rounds up. The curve is for both directions at once, so it is symmetric: f is its own inverse, and tangents of the
+first kind determine it up to its fixed point c = f(c).
 
-μ is the smallest one whose Gaussian curve G_μ(α) = Φ(Φ⁻¹(1 − α) − μ) lies nowhere above f, for rates α and f(α) of at
-least δ (below δ nothing is promised, and no μ would do). Between two corners of f the difference f − G_μ is concave, so
-μ = max [Φ⁻¹(1 − α) − Φ⁻¹(f(α))] over the corners in [δ, c] and the ends.
+μ is the smallest number whose Gaussian curve G_μ(α) = Φ(Φ⁻¹(1 − α) − μ) lies nowhere above f, for rates α and f(α) of
+at least δ. Below δ nothing is promised, and no μ would be large enough. Between two corners of f the difference f − G_μ
+is concave, so μ = max [Φ⁻¹(1 − α) − Φ⁻¹(f(α))] over the corners in [δ, c] and the ends.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from equidp.accounting.epsilon import (
 from equidp.accounting.events import Event, canonical
 
 TANGENTS = 1000
-"""So many values of ε, from 0 to ln(1/δ): beyond that a tangent is below 0 for every α of at least δ."""
+"""Number of values of ε, from 0 to ln(1/δ). Beyond that a tangent is below 0 for every α of at least δ."""
 
 POINTS = 40
-"""So many false-alarm rates up to 1/2, and as many above, stand in `to_dict`."""
+"""Number of false-alarm rates up to 1/2 in `to_dict`; there are as many above 1/2."""
 
 ROUND_RATES = (1e-3, 0.01, 0.05, 0.1)
-"""And these, which readers ask for."""
+"""More rates in `to_dict`, which readers ask for."""
 
 DIGITS = 6
 
 STEEPEST = 700.0
-"""The largest ε of which e^ε is taken."""
+"""The largest ε for which e^ε is computed."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ class TradeOff:
     """A curve as the largest of its tangents.
 
     Attributes:
-        epsilons: ε ≥ 0 of the tangents, ascending, `[k]`.
+        epsilons: ε ≥ 0 of the tangents, `[k]`.
         deltas: δ(ε), `[k]`.
-        delta: the smallest rate that the curve is stated for.
-        bound: `pld` or `rdp`, what δ(ε) came from.
+        delta: the smallest rate for which the curve is stated.
+        bound: `pld` or `rdp`, from which δ(ε) follows.
     """
 
     epsilons: tuple[float, ...]
@@ -71,24 +72,24 @@ class TradeOff:
 
     @cached_property
     def slopes(self) -> np.ndarray:
-        """e^ε, `[k]`. One that is no number any more is lowered: its tangent is above 0 at no rate above 1e-304."""
+        """e^ε, `[k]`. An ε that would overflow is lowered, to a tangent that is above 0 at no rate above 1e-304."""
         return np.exp(np.minimum(self.epsilons, STEEPEST))
 
     def misses(self, false_alarms: float) -> float:
-        """f(α)."""
+        """Return f(α)."""
         slopes, deltas = self.slopes, np.asarray(self.deltas)
         first, second = 1 - deltas - slopes * false_alarms, (1 - deltas - false_alarms) / slopes
         return float(max(0.0, first.max(), second.max()))
 
     def recognised(self, false_alarms: float) -> float:
-        """1 − f(α): the largest share of the training records that is recognised."""
+        """Return 1 − f(α), the largest share of the training records that is recognised."""
         return 1 - self.misses(false_alarms)
 
     @cached_property
     def mu(self) -> float | None:
-        """The smallest μ, rounded up to three digits; None where f reaches 0 at a rate of at least δ."""
+        """The smallest μ, rounded up to three decimals; None if f reaches 0 at a rate of at least δ."""
         slopes, deltas = self.slopes, np.asarray(self.deltas)
-        fixed = float(np.max((1 - deltas) / (1 + slopes)))  # c, from the tangent that comes first to the diagonal
+        fixed = float(np.max((1 - deltas) / (1 + slopes)))  # c, the largest rate where a tangent crosses the diagonal
         if fixed <= self.delta:
             return None
         inner = [alpha for alpha in self._corners() if self.delta < alpha < fixed]
@@ -97,7 +98,10 @@ class TradeOff:
         return math.ceil(1e3 * max(largest, 0.0)) / 1e3 if math.isfinite(largest) else None
 
     def _corners(self) -> list[float]:
-        """Where two neighbours of the tangents that matter meet: those on the lower hull of δ over e^ε."""
+        """Return the rates at which neighbouring tangents meet, of those on the lower hull of δ over e^ε.
+
+        All other tangents are below these.
+        """
         hull: list[tuple[float, float]] = []
         for slope, delta in sorted(zip(self.slopes, self.deltas, strict=True)):
             while len(hull) > 1 and _meet(hull[-2], (slope, delta)) >= _meet(hull[-2], hull[-1]):
@@ -107,7 +111,7 @@ class TradeOff:
         return [_meet(left, right) for left, right in pairwise(hull)]
 
     def to_dict(self) -> dict:
-        """As written to privacy.json: rates of false alarms, and of misses rounded down."""
+        """Return the curve as written to privacy.json: rates of false alarms, and rates of misses rounded down."""
         lower = np.geomspace(self.delta, 0.5, POINTS)
         round_rates = (rate for rate in ROUND_RATES if rate >= self.delta)
         alphas = sorted({float(f"{alpha:.{DIGITS}g}") for alpha in (*lower, *(1 - lower), *round_rates)})
@@ -122,31 +126,32 @@ class TradeOff:
 
 
 def _meet(left: tuple[float, float], right: tuple[float, float]) -> float:
-    """The α at which the tangents of two (e^ε, δ) meet."""
+    """Return the α at which the tangents of two pairs (e^ε, δ) meet."""
     return (left[1] - right[1]) / (right[0] - left[0])
 
 
 def trade_off(events: Sequence[Event], delta: float, epsilon: float) -> TradeOff | None:
-    """The curve of events fixed before training, by privacy loss distributions, or by Rényi divergences
-    beyond `PLD_STEPS`; None beyond `PLD_LIMIT`.
+    """Return the curve of events that are fixed before training.
+
+    It follows from privacy loss distributions, or beyond `PLD_STEPS` from Rényi divergences. None beyond `PLD_LIMIT`.
 
     Args:
         events: everything charged.
-        delta: δ of the run: the smallest rate of false alarms that the curve is for.
-        epsilon: the run's ε at δ, which is a tangent too (where RDP gave it, PLD may be looser).
+        delta: the run's δ, the smallest rate of false alarms for which the curve holds.
+        epsilon: the run's ε at δ, which gives another tangent; if it follows from RDP, PLD may be looser.
     """
     return _by_pld(canonical(events), delta, epsilon)
 
 
 def trade_off_by(delta_at: Callable[[float], float], delta: float, epsilon: float) -> TradeOff:
-    """The curve that follows from any sound δ(ε), such as a conversion of Rényi divergences."""
+    """Return the curve that follows from any sound δ(ε), such as a conversion of Rényi divergences."""
     grid = _grid(delta)
     found = [min(1.0, max(0.0, delta_at(float(one)))) for one in grid]
     return TradeOff((*map(float, grid), epsilon), (*found, delta), delta, "rdp")
 
 
 def delta_of(total: float, order: float, epsilon: float) -> float:
-    """δ at ε of a Rényi divergence R at one order: the inverse of `epsilon.epsilon_of`."""
+    """Return δ at ε for a Rényi divergence R at one order, the inverse of `epsilon.epsilon_of`."""
     return math.exp(min(0.0, (order - 1) * (total - epsilon + math.log((order - 1) / order)) - math.log(order)))
 
 
@@ -173,7 +178,7 @@ def _by_pld(events: tuple[Event, ...], delta: float, epsilon: float) -> TradeOff
 
 
 def _loss(event: Event, interval: float) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
-    """Of an event's releases together; without sampling they are one Gaussian."""
+    """Return the privacy loss of an event's releases together; without sampling they are one Gaussian."""
     plain = event.sampling_rate == 1
     once = pld.privacy_loss_distribution.from_gaussian_mechanism(
         event.noise_multiplier / (math.sqrt(event.count) if plain else 1.0),

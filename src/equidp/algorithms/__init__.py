@@ -1,4 +1,4 @@
-"""The registry: every algorithm, one file each, and every part they brought with them."""
+"""Algorithms: the registry of all algorithms. Each has a file of its own, which also has the parts it introduced."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
 """Algorithm names as typed after `--pipeline=`."""
 
 BASELINE = "sgd"
-"""The non-private one, which all others are compared with."""
+"""The non-private algorithm, with which all others are compared."""
 
 OWN = frozenset(
     (
@@ -66,19 +66,19 @@ OWN = frozenset(
         "custom",
     )
 )  # fmt: skip
-"""Those of no paper."""
+"""Algorithms of this project, which no paper describes."""
 
 
 def of_a_paper(name: str) -> bool:
-    """Whether an algorithm is a paper's, as far as is known here: of another package's, or a user's own, nothing is."""
+    """Whether an algorithm is a paper's. False for those of other packages or of users: nothing is known of them."""
     return name in ALGORITHMS and ALGORITHMS.package(name) is None and name not in OWN
 
 
 def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> AlgorithmSettings:
-    """The validated settings of an algorithm; `.build()` gives the algorithm.
+    """Return the validated settings of an algorithm; `.build()` gives the algorithm.
 
     Raises:
-        EquidpError: for an unknown algorithm, an unknown option, or a value out of range.
+        EquidpError: the algorithm or an option is unknown, or a value is out of range.
 
     Examples:
         >>> algorithm_settings("dpsgd", {"clip_norm": 0.5}).build().name
@@ -92,6 +92,6 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
         return kind.model_validate(dict(options or {}))
     except ValidationError as error:
         at = error.errors()[0]["loc"]
-        # `custom.initial` has names below it
+        # the error lies one level deeper in a setting that has names of its own, such as `custom.initial`
         nested = bool(at) and isinstance((options or {}).get(str(at[0])), Mapping)
         raise not_valid(place, error, below=1 + nested) from error

@@ -6,22 +6,27 @@
     e_k = exp(η·mean of ℓ̃_k over the epochs so far),   q_k = min(1, B·e_k/Σ_j Ñ_j·e_j)
     C_k = C·min(1, ρB/(N·q_k)),   each step: i ∈ k with probability q_k, w = min(1, C_k/n), noise σ·C
 
-A record of group k has the event (q_k, σ·C/C_k). It is charged as (q, σ) with q = ρB/N, whatever k is, since it costs
-no more in Rényi divergence of any integer order α. Proof. C_k ≤ C and q_k·C_k ≤ q·C. Against noise alone, N(0, 1), the
-output is E_{m~ν} N(m, 1), where ν has μ_k = C_k/(σC) with probability q_k, else 0. With L its likelihood ratio,
+A record of group k has the event (q_k, σ·C/C_k). It is charged as (q, σ) with q = ρB/N for every k, because its own
+event costs no more in Rényi divergence of any integer order α.
+
+Proof. C_k ≤ C and q_k·C_k ≤ q·C. Compared with noise alone, N(0, 1), the output is E_{m~ν} N(m, 1). Under ν, m is
+μ_k = C_k/(σC) with probability q_k, else 0. With L the likelihood ratio of the two,
 
     E_0 L^α = E exp(Σ_{i<j} m_i·m_j)   over independent m_1 … m_α ~ ν,
 
-which grows in every m_i ≥ 0 and is convex in each. Replacing ν by the law (q, 1/σ), which has no smaller mean and is
-further spread (where q_k > q: keep each μ_k as 1/σ with probability μ_k·σ, else 0), one m_i after the other, cannot
-lower it. The other direction of a sampled Gaussian is never the larger one (Mironov, Talwar, Zhang 2019). All of it
-holds given the released values, so q_k and C_k may depend on these, and divergences of one order add up over the steps.
-At other orders, and pointwise, it does not hold (at ε = 0 a short vector drawn often shows more than a long one drawn
-seldom), so that ε is that of a budget of one integer order, as for `dpis`, and neither PLD nor the events of groups.
+which grows in every m_i ≥ 0 and is convex in each. Replace ν by the law (q, 1/σ), one m_i after the other. This law has
+no smaller mean and is more spread out (if q_k > q: keep each μ_k as 1/σ with probability μ_k·σ, else 0), so the
+expectation does not fall. The other direction of a sampled Gaussian is never the larger one (Mironov, Talwar, Zhang
+2019). All of this holds given the released values, so q_k and C_k may depend on them, and divergences of one order add
+up over the steps.
 
-Δ = C: the group with the smallest rate has q_k ≤ B/N, as Σ_k Ñ_k·q_k ≤ B = Σ_k Ñ_k·B/N, so C is some C_k in every
-epoch, and public. Where we depart from the text, of which code was not found: the rule of the weights, their noise and
-the sizes' noise are ours; ε is one figure for all groups.
+At orders that are no integers, and pointwise, it does not hold: at ε = 0 a short vector that is drawn often shows more
+than a long one that is drawn seldom. So ε is that of a budget of one integer order, as for `dpis`. Neither PLD nor the
+groups' own events are used.
+
+Δ = C: Σ_k Ñ_k·q_k ≤ B = Σ_k Ñ_k·B/N, so the group with the smallest rate has q_k ≤ B/N. So in every epoch some C_k is
+C, which is public. We found no code of the paper. Where we depart from the text: how the weights e_k follow from the
+losses, and the noise of losses and sizes, are ours; ε is one figure for all groups.
 """
 
 from __future__ import annotations
@@ -69,17 +74,16 @@ class GroupSampler(Budgeted):
         return min(1.0, self.rate_limit * plan.sampling_rate)
 
     def releases(self, plan: Plan) -> tuple[Event, ...]:
-        """Ñ once, ℓ̃ in every epoch that has steps."""
-        epochs = sum(1 for length in plan.epoch_lengths() if length)
+        """Ñ once, ℓ̃ in every epoch. Each epoch has steps, because no batch is larger than the data."""
         sizes, losses = self.size_noise_fraction * plan.records, self.loss_noise_fraction * plan.records
-        return Event(1.0, sizes), Event(1.0, losses, epochs)
+        return Event(1.0, sizes), Event(1.0, losses, plan.epochs)
 
     def start(self, run: Run) -> Sampling:
         """Rates of every group."""
         return GroupSampling(self, run)
 
     def description(self, unit: str) -> str:
-        """By groups; a record's event is no costlier than the ledger's."""
+        """Sampling by groups; a record's own event costs no more than the ledger's."""
         return (
             f"Poisson: every {unit} enters a batch independently with its group's probability; a group that is above "
             "the ledger's sampling rate has a clip norm as much below the noise's"
@@ -91,7 +95,7 @@ class GroupSampler(Budgeted):
         return "The noised sizes of the groups, once, and the noised sum of each group's losses in every epoch."
 
     def objection(self, combination: Combination) -> str | None:
-        """Its divergence is bounded for records that add at most their group's clip norm, and for nothing besides."""
+        """Refuse other weight rules and schedules: the proof needs records that add at most their group's clip norm."""
         if type(combination.weights).bound is not FlatClip.bound:  # type: ignore[union-attr]
             return "it goes with the weight rule flat, whose bound is the group's clip norm"
         if type(combination.schedule) is not Constant:
@@ -111,7 +115,7 @@ class GroupSampling(BudgetedSampling):
         self.group_rates = torch.full_like(self.sizes, run.plan.sampling_rate)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Release ℓ̃ (and Ñ), and choose rates and clip norms; end where the budget has no room."""
+        """Release ℓ̃ (and Ñ), and choose rates and clip norms; end the run if the budget has no room."""
         plan, part, population = self.run.plan, self.part, self.run.population
         sizes, losses = (event.noise_multiplier for event in part.releases(plan))
         opening = [Event(1.0, losses)] if self.epochs else [Event(1.0, sizes), Event(1.0, losses)]
@@ -120,7 +124,7 @@ class GroupSampling(BudgetedSampling):
             return
         if not self.epochs:
             ones = torch.ones((), dtype=torch.float64, device=population.device).expand(population.size)
-            counted = torch.zeros_like(self.sizes).index_add_(0, population.groups, ones)  # float32 misses odd ones
+            counted = torch.zeros_like(self.sizes).index_add_(0, population.groups, ones)  # float32 would lose records
             noised = self.released(counted, 1.0, sizes).clamp(min=1 + sizes)
             self.sizes = noised * (plan.records / noised.sum())
         each = self.run.losses(torch.arange(population.size, device=population.device)).double()
@@ -136,7 +140,7 @@ class GroupSampling(BudgetedSampling):
         return Event(self.rate, self.run.plan.noise_multiplier)
 
     def draw(self) -> Draw:
-        """Each unit at its group's rate; ends the run where the budget holds no further step."""
+        """Draw each unit at its group's rate; end the run if the budget has no room for another step."""
         self.spend(self._event())
         return Draw(positions(self.run.random.bernoulli(self.rates(), self.run.population.size)))
 
@@ -149,11 +153,11 @@ class GroupSampling(BudgetedSampling):
         return {"clip_norm": (self.clip * (self.rate / self.group_rates).clamp(max=1.0)).float()}
 
     def shown(self) -> dict[str, float]:
-        """q_k: made of noised values."""
+        """q_k, which is made of noised values."""
         return {f"sampling_rate/{k}": rate for k, rate in enumerate(self.group_rates.tolist())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue; the ledger says what is spent."""
+        """Continue a run; the ledger says what is spent."""
         super().load_state_dict(state)
         self.exhausted = not self.has_room([self._event()]) or self.exhausted
 
@@ -162,14 +166,14 @@ class ASC(AlgorithmSettings):
     """Settings of ASC."""
 
     clip_norm: Positive = 1.0
-    """C, the largest group's bound and the noise's."""
+    """C, the largest bound of any group, and the sensitivity of the noise."""
     rate_limit: AtLeastOne = 2.0
-    """ρ: the sampling rate that is charged, over B/N; a group that is sampled more often than that is clipped as much
-    shorter. 1 gives no group more weight in the sum, only less variance; more than 1 costs noise."""
+    """ρ: the sampling rate that is charged, over B/N. A group that is sampled more often than that has a bound as much
+    smaller. 1 gives no group more weight in the sum, only less variance; more than 1 costs noise."""
     steepness: Steepness = 1.0
     """η: rates are in proportion to exp(η·loss)."""
     loss_limit: Positive = 3.0
-    """L, at which a record's loss is cut."""
+    """L, the bound to which a record's loss is cut."""
     size_noise_fraction: Positive = 0.01
     """σ_N, noise on the groups' sizes, over the declared number of records."""
     loss_noise_fraction: Positive = 0.02

@@ -1,11 +1,11 @@
-"""Auto-DPSGD-L and Auto-DPSGD-S: a clip norm of each gradient's own, and falling noise (baselines of SAD-DPSGD).
+"""Auto-DPSGD-L and Auto-DPSGD-S: each gradient has its own clip norm, and the noise falls (baselines of SAD-DPSGD).
 
     C_i = clamp(ω·n_i, C_lo, C_hi),   w_i = min(1, C_i/n_i),   Δ = C_hi
     L: σ_e = σ_0·(1 − ρ·e/E)         S: σ_e = σ_0·R^{phase(e)}, phases of equal length
 
-Where we depart from published code: it takes ω·n where that lies between the bounds and C_lo otherwise (the clamp is
-our reading, with the same Δ), and it sets the noise from the *last sample's* threshold although another record may add
-up to C_hi: that is not differentially private. Here Δ = C_hi, always.
+Where we depart from published code: it takes ω·n if that lies between the bounds, and C_lo otherwise; the clamp is our
+reading, with the same Δ. It also sets the noise from the *last sample's* threshold, although another record may add up
+to C_hi: that is not differentially private. Here Δ is always C_hi.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OwnThreshold(WeightRule):
         return (torch.minimum(own, public["clip_norm"].expand_as(norms)) / norms).clamp(max=1.0)
 
     def bound(self, public: Public) -> Tensor:
-        """C_hi, reached by every n ≥ C_hi/ω: other records' thresholds have no part in it."""
+        """C_hi, which every n ≥ C_hi/ω reaches; the thresholds of a batch's records have no part in it."""
         return public["clip_norm"]
 
 
@@ -72,7 +72,7 @@ class StepFall(Schedule):
 
 
 class _AutoDPSGD(AlgorithmSettings):
-    """Settings that both have."""
+    """Settings of both algorithms."""
 
     norm_fraction: Positive = 0.5
     """ω: the share of its own norm that a gradient is cut to."""
@@ -100,7 +100,7 @@ class AutoDPSGDL(_AutoDPSGD):
     """Settings of Auto-DPSGD-L."""
 
     noise_drop: Share = 0.4
-    """ρ: the share of σ_0 that is gone at the end."""
+    """ρ: the share of σ_0 by which the noise has fallen at the end."""
 
     def build(self) -> Algorithm:
         """Own thresholds, linearly falling noise."""
@@ -113,7 +113,7 @@ class AutoDPSGDS(_AutoDPSGD):
     phases: Annotated[int, Field(ge=1)] = 3
     """n, phases of equally many epochs."""
     noise_decay: Ratio = 0.8
-    """R: a phase's noise over the previous phase's."""
+    """R: a phase's noise divided by the previous phase's."""
 
     def build(self) -> Algorithm:
         """Own thresholds, noise falling by steps."""

@@ -2,7 +2,7 @@
 
     w = 1/(n + r),   Δ = 1
 
-w·n < 1 for every n, so no clip norm is needed: it is absorbed by the learning rate.
+w·n < 1 for every n, so no clip norm is needed: the learning rate takes its place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Normalise(WeightRule):
         return 1.0 / (norms + self.stability)
 
     def bound(self, public: Public) -> Tensor:
-        """1, approached as n grows."""
+        """1, which w·n approaches as n grows."""
         return torch.ones_like(public["scale"])
 
 
@@ -44,7 +44,7 @@ class AutoS(AlgorithmSettings):
     """Settings of AUTO-S."""
 
     stability: Stability = 0.01
-    """r, which keeps tiny gradients from being blown up to length 1."""
+    """r, which keeps tiny gradients from being scaled up to length 1."""
 
     def build(self) -> Algorithm:
         """Normalised gradients, constant noise."""

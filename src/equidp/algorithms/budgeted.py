@@ -1,4 +1,7 @@
-"""Samplers whose guarantee is a Rényi budget of one order, both fixed before any data are touched."""
+"""Budgeted: samplers whose guarantee is a budget of Rényi divergence at one order.
+
+Budget and order are fixed before any data are used.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,20 @@ from equidp.mechanism.parts import Combination, Run, Sampler, Sampling
 
 
 class Budgeted(Sampler):
-    """A sampler that costs at most its `releases` and T steps of its `sampling_rate` at σ, at integer orders."""
+    """A sampler that costs no more, at integer orders, than its `releases` and T steps at its `sampling_rate` and σ."""
 
     used_by: ClassVar[str] = "this sampler"
     """The algorithm that introduced it."""
     noises: ClassVar[tuple[str, ...]] = ()
     """Settings that say how noisy its releases are."""
     fractional: ClassVar[bool] = False
-    """Whether its charges hold at every real order, so that with a target ε the order may be a fraction."""
+    """Whether its charges hold at every real order. If so, the order may be a fraction if a target ε is given."""
 
     def adapt(self, plan: Plan) -> Plan:
-        """The plan itself.
+        """Return the plan itself.
 
         Raises:
-            EquidpError: where the number of trials follows a law, whose bound needs Rényi divergences of many orders.
+            EquidpError: the number of trials follows a law, whose bound needs Rényi divergences of many orders.
         """
         if plan.trials.law is not None:
             raise EquidpError(
@@ -41,17 +44,17 @@ class Budgeted(Sampler):
         return plan
 
     def objection(self, combination: Combination) -> str | None:
-        """What else a step would release is in no budget."""
+        """Refuse parts that release more in a step: the budget does not include it."""
         if combination.side_release is not None:
             return "its budget does not pay for a side release"
         return "its budget does not pay for a private acceptance" if combination.acceptance.charges else None
 
     def budget(self, plan: Plan) -> Budget:
-        """α*, R* and ε, from public facts alone."""
+        """Return the order α*, the total R* and ε, from public facts alone."""
         return _budget(self, plan)
 
     def calibrated(self, plan: Plan, target: float) -> Plan:
-        """The plan with the noise that the costliest case needs; a run may come to need less."""
+        """Return the plan with the noise that the costliest case needs; a run may need less."""
         return replace(plan, epsilon=target, noise_multiplier=_worst(self, plan, target)[0])
 
 
@@ -63,15 +66,15 @@ class BudgetedSampling(Sampling):
         self.budget, self.spent = part.budget(run.plan), 0.0
 
     def has_room(self, events: Sequence[Event]) -> bool:
-        """Whether these keep within the budget after what the ledger holds.
+        """Whether the budget has room for these events beside those in the ledger.
 
-        That may be more than a state knows: a crash charges steps that were not taken.
+        The ledger may hold more than a saved state knows, because after a crash steps are charged that were not taken.
         """
         self.spent = renyi(self.run.ledger.done, self.budget.order)
         return not self._over(renyi(events, self.budget.order))
 
     def spend(self, event: Event) -> None:
-        """Count the event of a step; the run ends where it would go beyond the budget."""
+        """Count the event of a step; the run ends if it would exceed the budget."""
         cost = renyi([event], self.budget.order)
         self.spent += cost
         self.exhausted = self._over(cost)
@@ -80,14 +83,14 @@ class BudgetedSampling(Sampling):
         return self.spent + cost > self.budget.total * (1 + SLACK)
 
     def released(self, exact: Tensor, sensitivity: float, noise_multiplier: float) -> Tensor:
-        """Charge, sum over all processes, noise: only the noised values leave."""
+        """Charge a release, sum its value over all processes, and return it with noise."""
         self.run.ledger.append(Event(1.0, noise_multiplier))
         total = self.run.reduce(exact)
         return self.run.random.perturb(total, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
 
 
 def _best(part: Budgeted, plan: Plan, noise: float, orders: tuple[float, ...] = ORDERS) -> Budget:
-    """The order that gives the costliest case at a constant σ its smallest ε."""
+    """Return the budget at the order that gives the smallest ε for the costliest case at a constant σ."""
     costliest = [*part.releases(plan), Event(part.sampling_rate(plan), noise, plan.steps)]
     cap = plan.trials.cap
     totals = zip(orders, renyi_curve(costliest, orders), strict=True)
@@ -97,7 +100,11 @@ def _best(part: Budgeted, plan: Plan, noise: float, orders: tuple[float, ...] = 
 
 @lru_cache(maxsize=64)
 def _worst(part: Budgeted, plan: Plan, target: float) -> tuple[float, float]:
-    """The constant σ whose costliest case meets the target, and the order at which it does."""
+    """Return the constant σ with which the costliest case meets the target, and the order at which it does.
+
+    Raises:
+        EquidpError: no noise meets the target, because the releases alone cost more.
+    """
     noise = smallest(lambda sigma: _best(part, plan, sigma).epsilon <= target, low=0.05)
     if noise is None:
         raise EquidpError(

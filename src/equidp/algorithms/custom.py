@@ -1,4 +1,4 @@
-"""Custom: any combination of parts. Its bound and its ε follow from the parts, as those of a named algorithm do.
+"""Custom: any combination of parts. Its bound and its ε follow from the parts, as for a named algorithm.
 
     custom:
       weights: {name: psasc, scale: 0.8}
@@ -6,7 +6,7 @@
       schedule: {name: phases, clip_decay: 1}
       initial: {clip_norm: 0.5}
 
-A part that is not named is the plain one. A combination that cannot hold is refused with the reason.
+A part that is not named is the plain one of its kind. Parts that do not go together are refused with the reason.
 """
 
 from __future__ import annotations
@@ -113,14 +113,18 @@ OWN_PARTS: dict[str, dict[str, type[Part]]] = {
 PARTS: dict[str, Registry[type[Part]]] = {
     kind: Registry(base.__module__, OWN_PARTS[kind], base.__name__) for kind, base in KINDS.items()
 }
-"""And those of installed packages: an entry point's group is the module of the kind's class."""
+"""These parts and those of installed packages, by kind. The entry points' group is the module of the kind's class."""
 
 Choice = Annotated[dict[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
-"""A part's name with its settings, `{name: psasc, scale: 0.8}`; a name alone will do."""
+"""A part's name with its settings, `{name: psasc, scale: 0.8}`, or the name alone."""
 
 
 def make_part(kind: str, choice: Mapping[str, Any]) -> Part:
-    """The part that a choice stands for. Raises EquidpError for a name, a setting or a value that does not exist."""
+    """Return the part that a choice names.
+
+    Raises:
+        EquidpError: the name or a setting does not exist, or a value is not valid.
+    """
     settings = dict(choice)
     if "name" not in settings:
         raise EquidpError(
@@ -142,31 +146,31 @@ class Custom(AlgorithmSettings):
     below_options: ClassVar[bool] = False
 
     sampler: Choice = Field(default={"name": "poisson"})
-    """Who is in the batch."""
+    """Which records are in the batch."""
     objective: Choice = Field(default={"name": "plain"})
     """Which loss a record has."""
     contribution: Choice = Field(default={"name": "gradient"})
-    """Which vector stands for a record."""
+    """Which vector represents a record."""
     weights: Choice = Field(default={"name": "flat"})
-    """How much it counts."""
+    """By which weight a record's vector is multiplied."""
     schedule: Choice = Field(default={"name": "constant"})
     """Noise and clip norm over the steps."""
     side_release: Choice | None = None
     """A noised statistic of the same batch, or null."""
     update: Choice = Field(default={"name": "plain"})
-    """What the optimiser is given."""
+    """Which direction the optimiser is given."""
     acceptance: Choice = Field(default={"name": "always"})
-    """Whether a step is taken."""
+    """Whether a candidate step is accepted."""
     released_weights: Choice = Field(default={"name": "trained"})
-    """Which weights leave the run."""
+    """Which weights of the model are released."""
     initial: dict[str, Positive] = Field(default={})
-    """Start values such as clip_norm; each part's own defaults unless given."""
+    """Start values such as clip_norm; values that are not given are the parts' own defaults."""
 
     def build(self) -> Algorithm:
-        """The combination.
+        """Return the combination.
 
         Raises:
-            EquidpError: for an unknown part or value, or parts that cannot hold together, with the reason.
+            EquidpError: a part or value is unknown, or parts do not go together; the message says why.
         """
         chosen: dict[str, Any] = {
             kind: make_part(kind, choice) for kind in PARTS if (choice := getattr(self, kind)) is not None
@@ -183,7 +187,7 @@ class Custom(AlgorithmSettings):
 
 
 def around(kind: str, name: str) -> type[Custom]:
-    """The settings of an algorithm that has one part in the place of the plain one, and its name."""
+    """Return the settings of an algorithm with this part instead of the plain one; it has the part's name."""
 
     class Around(Custom):
         def build(self) -> Algorithm:

@@ -5,9 +5,9 @@ through Gradient Norm Distribution Estimation", arXiv 2503.22988).
     P:  C_{t+1} = e_j, the first bin at which Σ_{l≤j} h̃_l⁺ reaches p·Σ_l h̃_l⁺
     E:  C_{t+1} = argmin over edges C of σ_t²·C²·d/B² + (1/B)·Σ_j h̃_j·max(e_j − C, 0)², over h̃_j above 2·σ_H
 
-E weighs the noise of the mean gradient against the square of what clipping takes off a gradient. w = min(1, C_t/n),
-Δ = C_t. A record moves exactly one bin by one, whatever its norm, and the gradient by Δ at most: one event,
-(σ⁻² + σ_H⁻²)^(−1/2), at the steps with a histogram; with `every` r the steps between are charged (q, σ) alone.
+E weighs the noise of the mean gradient against the square of the length by which clipping shortens a gradient.
+w = min(1, C_t/n), Δ = C_t. A record moves exactly one bin by one, whatever its norm, and the gradient by at most Δ. A
+step with a histogram is one event, (σ⁻² + σ_H⁻²)^(−1/2). If `every` is above 1, the steps between are charged (q, σ).
 
 Where we depart from the text. The mean clipping error divides by the expected B, because |S| is private. The edges
 begin at R/100 and e_{j+1}/e_j is constant, because norms fall by orders of magnitude in training. Counts are clamped
@@ -77,7 +77,7 @@ class NormHistogram(SideRelease):
         return noised.clamp(min=0)
 
     def chosen(self, counted: Tensor, facts: StepFacts) -> Tensor:
-        """Number of the bin whose edge is the next bound, `()`."""
+        """Return the number of the bin whose edge is the next bound, `()`."""
         reached = counted.cumsum(0) >= self.quantile * counted.sum()
         return reached.int().argmax()
 
@@ -86,7 +86,7 @@ class LeastError(NormHistogram):
     """The noised histogram, and the bound of the least expected error."""
 
     def kept(self, noised: Tensor, facts: StepFacts) -> Tensor:
-        """Those above twice their noise."""
+        """`[bins]` counts, where those up to twice their noise are 0."""
         return torch.where(noised > 2 * self.noise(facts.plan), noised, 0.0)
 
     def chosen(self, counted: Tensor, facts: StepFacts) -> Tensor:
@@ -109,14 +109,14 @@ class DCSGDE(AlgorithmSettings):
     count_noise_multiplier: NoiseLevel = "3x"
     """σ_H, noise on each count; a ratio such as "3x" is to the noise multiplier."""
     every: Every = 1
-    """Steps from one histogram to the next; those between do not pay for it."""
+    """Steps from one histogram to the next; the steps between do not pay for it."""
 
     def build(self) -> Algorithm:
         """Flat clipping at the bound of the least error."""
         return self.built("dc_sgd_e", LeastError)
 
     def built(self, name: str, kind: type[NormHistogram]) -> Algorithm:
-        """Flat clipping at the bound that this histogram gives."""
+        """Return flat clipping at the bound that this kind of histogram gives."""
         release = kind(**self.model_dump(exclude={"clip_norm"}))
         return Algorithm(name=name, weights=FlatClip(), initial={"clip_norm": self.clip_norm}, side_release=release)
 

@@ -1,18 +1,21 @@
-"""DP-AdamBC: Adam whose second moment is freed of the noise (Tang, Shpilevskiy, Lécuyer 2024, "DP-AdamBC: Your
+"""DP-AdamBC: Adam, with the noise subtracted from its second moment (Tang, Shpilevskiy, Lécuyer 2024, "DP-AdamBC: Your
 DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)", AAAI, arXiv 2312.14334).
 
     ĝ_t as in `dpsgd`;   m_t = β₁·m_{t−1} + (1 − β₁)·ĝ_t,   v_t = β₂·v_{t−1} + (1 − β₂)·ĝ_t²   per coordinate
     φ_t = β₂·φ_{t−1} + (1 − β₂)·(σ_t·Δ_t/B)²,   all three divided by 1 − β^t
     θ_{t+1} = θ_t − η·m̂_t/√max(v̂_t − φ̂_t, γ')
 
-The noise of ĝ_t has the variance (σ_t·Δ_t/B)², a public number, so E v̂ exceeds the second moment of what was clipped by
-exactly φ̂: Adam would divide every coordinate by nearly the same noise, which is DP-SGD. All of it is made of released
-values: Δ = C and event (q, σ) are those of `dpsgd`.
+The noise of ĝ_t has the variance (σ_t·Δ_t/B)², a public number. So E v̂ exceeds the second moment of the clipped
+gradients by exactly φ̂. Plain Adam would divide every coordinate by nearly the same noise, and so be DP-SGD. All of
+this is made of released values, so Δ = C and the event (q, σ) are those of `dpsgd`.
 
-Where we depart from the text: φ is averaged as v is, with the σ_t and Δ_t of each step, so that it is right for
-schedules and adaptive bounds too (with constant ones it is the paper's constant); γ' is a setting, without which a
-coordinate that is nearly all noise would move by the square root of that noise's error. It is the optimiser: none is
-taken beside it, and no weight decay, for which the correction was not derived.
+Where we depart from the text:
+- φ is averaged as v is, with the σ_t and Δ_t of each step. So it is right for schedules and adaptive bounds, too; with
+  constant ones it is the paper's constant.
+- γ' is a setting. Without it a coordinate that is nearly all noise would move by the square root of the noise's error.
+
+DP-AdamBC is the optimiser. It takes no other optimiser beside it, and no weight decay, for which the correction was not
+derived.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class CorrectedAdam(Update):
-    """Adam's direction with the noise taken out of its second moment: post-processing."""
+    """Adam's direction, with the noise subtracted from its second moment: post-processing."""
 
     first_decay: Decay = 0.9
     """β₁."""
@@ -69,7 +72,7 @@ class Correcting(Updating):
 
 
 def along_corrected_adam(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
-    """Steps along what the update made: it is the optimiser, and no second one may stand behind it."""
+    """Return an optimiser that steps along the update's direction, because the update is the optimiser itself."""
     return Descent("sgd").make(parameters, rate)
 
 
@@ -81,11 +84,11 @@ class DPAdamBC(AlgorithmSettings):
     first_decay: Decay = 0.9
     """β₁, of the mean gradient."""
     second_decay: Decay = 0.999
-    """β₂, of its square and of the noise's."""
+    """β₂, of the squared mean gradient and of the noise's variance."""
     variance_floor: Positive = 1e-6
-    """γ': the least that a coordinate's corrected second moment is taken for."""
+    """γ', the lower limit of a coordinate's corrected second moment."""
     learning_rate: Positive | None = None
-    """η; the run's unless given."""
+    """η; the run's learning rate unless given."""
 
     def build(self) -> Algorithm:
         """Flat clipping, corrected Adam."""

@@ -1,39 +1,40 @@
-"""DPIS: importance sampling by gradient norm, every sampled record adding the same length ("…via Importance Sampling").
+"""DPIS: importance sampling by gradient norm; all sampled records add the same length ("…via Importance Sampling").
 
 Algorithm 1 with its §3.4 (rejection sampling), §3.5 (adaptive clipping, AC) and §4.2 (budget allocation). N_0 is the
-declared number of records, b the expected batch size, C_e the clip norm of epoch e; all noise is Gaussian:
+declared number of records, b the expected batch size, C_e the clip norm of epoch e. All noise is Gaussian:
 
     Ñ = N + N(0, σ_N²)                                                     once; event (1, σ_N)
     K̃ = clamp(Σ_i min(n_i, C_e) + N(0, σ_K²C_e²), b·C_e(1 + 1e-6), Ñ·C_e)  per epoch, over all N; event (1, σ_K)
     ĝ_i = min(k·max(min(n_i, C_e), g_L), K̃/b)                             proposals, private, per record
     each step:  X_q: i with probability b·ĝ_i/K̃;   n̄_i = min(n_i, C_e, ĝ_i)
-                X_p: i ∈ X_q with probability n̄_i/ĝ_i;  then ĝ_i is set anew from n_i
+                X_p: i ∈ X_q with probability n̄_i/ĝ_i;  then ĝ_i is computed again from n_i
                 ĝ = (1/b)·(Σ_{X_p} (K̃/Ñ)·g_i/n_i + σ_e·C_e·ξ),  event (b·C_e/K̃, σ_e·C_e·Ñ/K̃)
     AC:         K* = Σ_i min(n_i, C*) + N(0, σ_K²C*²), event (1, σ_K);  C_{e+1} = max(0.01·C_1, λ·K*/Ñ)
 
 Where we depart from the text, and why:
 - the printed update divides by q·p where an unbiased estimate needs q·p/b;
 - the paper releases K from a b/N sample divided by b/N and claims amplification for it, but the division raises the
-  sensitivity as much: we sum over all N, whose norms are computed anyway, and claim none;
-- where q_i is capped at 1 the bound K̃/Ñ fails, so the *proposal* is capped, at K̃/b;
-- σ_e depends on earlier outputs, which composition does not allow: it is chosen within a Rényi budget of one order,
-  both fixed before any data are touched (`accounting/budget.py`). The ε reported is the one that the budget stands for;
+  sensitivity as much. We sum over all N records, whose norms are computed anyway, and claim none;
+- if q_i is capped at 1, the bound K̃/Ñ fails. So the *proposal* is capped, at K̃/b;
+- σ_e depends on earlier outputs, which composition does not allow. So it is chosen within a Rényi budget of one order;
+  budget and order are fixed before any data are used (`accounting/budget.py`). The reported ε is the budget's;
 - K* comes from the same pass as K̃, at the epoch's start, and is not released in the last epoch.
 
-An inclusion depends on the record's own ĝ_i, which is private and stale; it does no harm. Draw the *other* records'
-coins in advance: their law is the same with and without z. Given them and the outputs so far their sum is fixed, and z
-adds a vector of length K̃/Ñ with some probability ≤ b·C_e/K̃. Rényi divergence in both directions grows with that
-probability, and it is jointly quasi-convex over the draws. All this holds at every real order α > 1, and so do the
-filter and the conversion to ε: with a target ε, α* may be a fraction.
+Whether a record is included depends on its own ĝ_i, which is private and may be out of date. This does no harm. Draw
+the coins of the *other* records in advance: their law is the same with and without the record z. Given them and the
+outputs so far, the sum of the others is fixed, and z adds a vector of length K̃/Ñ with some probability ≤ b·C_e/K̃. The
+Rényi divergence in both directions grows with that probability, and it is jointly quasi-convex over the draws. All of
+this holds at every real order α > 1, and so do the filter and the conversion to ε. So with a target ε, α* may be a
+fraction.
 
-With a constant σ_e the largest divergence *at integer orders* is that of K̃ = Ñ·C. Write q = b/Ñ, K̃ = f·Ñ·C, s = f/σ_e,
-and L for the ratio of the densities of N(s, 1) and N(0, 1). Then e^((α−1)·D_α) is
+With a constant σ_e the largest divergence *at integer orders* is that of K̃ = Ñ·C. Write q = b/Ñ, K̃ = f·Ñ·C,
+s = f/σ_e, and L for the ratio of the densities of N(s, 1) and N(0, 1). Then e^((α−1)·D_α) is
 
     E[(1 + (q/f)·(L − 1))^α] = Σ_k (α choose k)·(q/σ_e)^k·E[(L − 1)^k]/s^k,    L − 1 = Σ_{m≥1} s^m·He_m/m!.
 
-Products of Hermite polynomials have means of at least 0 under N(0, 1), so each term grows with s, hence with f. Between
-integers some (α choose k) are negative, and this shows nothing. So where the noise is given, and ε is announced from
-that case, α* is an integer; where ε is given, the case only says what is reserved for later epochs.
+Products of Hermite polynomials have means of at least 0 under N(0, 1), so each term grows with s, and so with f. If α
+is no integer, some (α choose k) are negative, and this proves nothing. So if the noise is given, and ε is announced
+from this case, α* is an integer. If ε is given, the case only says how much is reserved for later epochs.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class ImportanceSampler(Budgeted):
     norm_floor: Positive | None = None
     """g_L; 0.01·C_e unless given."""
     first_phase_fraction: Fraction = 0.8
-    """a_E: the share of epochs in which later ones are budgeted for at their worst."""
+    """a_E: the share of epochs in which the budget reserves the worst case for later epochs."""
     count_noise_fraction: Positive = 0.02
     """σ_N/N_0."""
     sum_noise_fraction: Positive = 0.02
@@ -118,7 +119,7 @@ class ImportanceSampler(Budgeted):
     external_clip_norm: Positive | None = None
     """C*; 4·C_1 unless given."""
     declared_records: Annotated[int, Field(ge=1)] | None = None
-    """N_0, where the number of records is private too; the plan's N unless given."""
+    """N_0, if the number of records is private, too; the plan's N unless given."""
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
@@ -127,7 +128,7 @@ class ImportanceSampler(Budgeted):
         return self
 
     def adapt(self, plan: Plan) -> Plan:
-        """Steps and rates follow from N_0."""
+        """Return the plan with N_0 records, from which steps and rates follow."""
         plan = super().adapt(plan)
         return plan if self.declared_records is None else replace(plan, records=self.declared_records)
 
@@ -143,8 +144,11 @@ class ImportanceSampler(Budgeted):
         )
 
     def sums_from(self, plan: Plan, epoch: int) -> int:
-        """How many K̃ and K* are released from that epoch on."""
-        epochs = sum(1 for length in plan.epoch_lengths()[epoch:] if length)
+        """Return how many K̃ and K* are released from this epoch on.
+
+        Each epoch has steps, because no batch is larger than the data.
+        """
+        epochs = plan.epochs - epoch
         return 2 * epochs - 1 if self.adaptive_clip and epochs else epochs
 
     def start(self, run: Run) -> Sampling:
@@ -152,7 +156,7 @@ class ImportanceSampler(Budgeted):
         return ImportanceSampling(self, run)
 
     def description(self, unit: str) -> str:
-        """Importance sampling; the bound on a step's rates is b·C_e/K̃, above b/N_0 wherever norms are below C_e."""
+        """Importance sampling. The bound on a step's rates is b·C_e/K̃, which is above b/N_0 if norms are below C_e."""
         return (
             f"Poisson: every {unit} enters a batch independently, with a probability of its own that is at most the "
             "sampling rate that the ledger has for that step"
@@ -165,7 +169,7 @@ class ImportanceSampler(Budgeted):
         return f"The noised number of records, once, and the noised sum of their clipped norms in every epoch{mean}."
 
     def objection(self, combination: Combination) -> str | None:
-        """Its noise is set, and its divergence bounded, for one kind of step."""
+        """Refuse other weight rules, schedules and contributions: noise and proof are for one kind of step."""
         if "contribution" not in (combination.weights.reads if combination.weights else ()):
             return "it goes with the weight rule constant_length, whose records all add the same length"
         if type(combination.schedule) is not Constant:
@@ -208,7 +212,7 @@ class ImportanceSampling(BudgetedSampling):
         return self.gradient_noise * self.clip / self.contribution
 
     def shown(self) -> dict[str, float]:
-        """Noised values, and what was derived from them."""
+        """Noised values, and values that are derived from them."""
         return {
             "gradient_noise": self.gradient_noise,
             "sampling_rate": self.rate,
@@ -219,7 +223,7 @@ class ImportanceSampling(BudgetedSampling):
     # what happens before an epoch's first step
 
     def begin_epoch(self, epoch: int) -> None:
-        """Release K̃ (and Ñ, K*), set proposals anew, and choose the epoch's noise; end where the budget has no room."""
+        """Release K̃ (and Ñ, K*), set all proposals, and choose the epoch's noise; end if the budget has no room."""
         part, plan = self.part, self.run.plan
         self.exhausted = not self.has_room(self._opening(epoch))
         if self.exhausted:
@@ -243,7 +247,7 @@ class ImportanceSampling(BudgetedSampling):
         self._choose_noise(epoch)
 
     def _opening(self, epoch: int) -> list[Event]:
-        """What the epoch's beginning releases."""
+        """Return the events of the releases at the epoch's beginning."""
         part, plan = self.part, self.run.plan
         sums = part.sums_from(plan, epoch) - part.sums_from(plan, epoch + 1)
         count = [] if self.records else [Event(1.0, part.count_noise_fraction * plan.records)]
@@ -261,7 +265,7 @@ class ImportanceSampling(BudgetedSampling):
             )
 
     def _choose_noise(self, epoch: int) -> None:
-        """The smallest σ_e with which what is spent, this epoch and everything to come stay within the budget."""
+        """Choose the smallest σ_e with which past events, this epoch and all later ones stay within the budget."""
         plan, order = self.run.plan, self.budget.order
         lengths = plan.epoch_lengths()
         now, later = lengths[epoch], sum(lengths[epoch + 1 :])
@@ -279,7 +283,7 @@ class ImportanceSampling(BudgetedSampling):
         found = smallest(fits)
         self.exhausted = found is None
         self.gradient_noise = found or math.inf
-        if plan.epsilon is None:  # the noise was asked for: it stays, unless Ñ came out too small for it
+        if plan.epsilon is None:  # the user gave the noise: it is kept, unless Ñ is too small for it
             self.gradient_noise = max(plan.noise_multiplier, self.gradient_noise)
 
     def _event(self, noise: float) -> Event:
@@ -288,7 +292,7 @@ class ImportanceSampling(BudgetedSampling):
     # steps
 
     def draw(self) -> Draw:
-        """X_q with a second coin for each; ends the run where the budget holds no further step."""
+        """Draw X_q, with a second coin for each record; end the run if the budget has no room for another step."""
         self.spend(self._event(self.gradient_noise))
         units = positions(self.run.random.bernoulli(self.rates(), len(self.proposals)))
         return Draw(units, self.run.random.uniform(len(units)))
@@ -298,7 +302,7 @@ class ImportanceSampling(BudgetedSampling):
         return self.proposals * (self.run.plan.batch_size / self.norm_sum)
 
     def kept(self, draw: Draw, norms: Tensor) -> Tensor:
-        """X_p; sets the proposals of X_q anew."""
+        """Whether each record of X_q is in X_p, `[u]`; also sets the proposals of X_q."""
         assert draw.coins is not None
         proposed = self.proposals[draw.units]
         clipped = torch.where(norms.isfinite(), norms, 0.0).double().clamp(max=self.clip)
@@ -314,11 +318,11 @@ class ImportanceSampling(BudgetedSampling):
         return (self.part.proposal_multiplier * clipped.clamp(min=floor)).clamp(max=longest)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """How many of X_q had outgrown their proposal, which biases the estimate."""
+        """The number of records of X_q whose norm exceeds their proposal, which biases the estimate."""
         return {"nonprivate/outgrown_proposals": self._too_small}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue; the ledger says what is spent."""
+        """Continue a run; the ledger says what is spent."""
         super().load_state_dict(state)
         room = self.has_room([self._event(self.gradient_noise)] if self.norm_sum else [])
         self.exhausted = self.exhausted or bool(self.norm_sum and not room)
@@ -348,12 +352,12 @@ class DPIS(AlgorithmSettings):
     clip_norm: Positive = 1.0
     """C_1, the first epoch's bound."""
     proposal_multiplier: Annotated[float, Field(ge=1)] = 5.0
-    """k: how far above its last seen norm a record is proposed; k·b gradients are computed per step."""
+    """k: a record is proposed with k times its last known norm; so k·b gradients are computed per step."""
     norm_floor: Positive | None = None
-    """g_L, the least norm that a record is proposed with, so that those with small gradients are not forgotten;
-    0.01·C_e unless given."""
+    """g_L, the smallest norm for a proposal, so that records with small gradients are not forgotten; 0.01·C_e unless
+    given."""
     first_phase_fraction: Fraction = 0.8
-    """a_E: the share of epochs in which later ones are budgeted for at their worst."""
+    """a_E: the share of epochs in which the budget reserves the worst case for later epochs."""
     count_noise_fraction: Positive = 0.02
     """σ_N over the declared number of records."""
     sum_noise_fraction: Positive = 0.02
@@ -361,14 +365,14 @@ class DPIS(AlgorithmSettings):
     adaptive_clip: bool = False
     """Whether the bound follows the mean norm from epoch to epoch."""
     clip_multiplier: Positive = 1.0
-    """λ: the next bound over the noised mean norm."""
+    """λ: the next bound divided by the noised mean norm."""
     external_clip_norm: Positive | None = None
-    """C*, the bound within that mean; 4·C_1 unless given."""
+    """C*, to which norms are cut for that mean; 4·C_1 unless given."""
     declared_records: Annotated[int, Field(ge=1)] | None = None
-    """N_0, a public number near the number of records; give it if that number itself is to be protected. Then keep
-    inside what reveals it: groups.csv and the pages (sizes of groups), files of sgd and of other algorithms (N), and,
-    if the test part is drawn, the number of test records in metrics.json and MLflow, which is `data.test_fraction` of
-    all."""
+    """N_0, a public number near the number of records. Give it if that number itself is to be protected. Then do not
+    publish what reveals it: groups.csv and the pages (sizes of groups), and files of sgd and of other algorithms (N).
+    If the test part is drawn, do not publish the number of test records either (metrics.json, MLflow), because it is
+    `data.test_fraction` of all records."""
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:

@@ -4,12 +4,13 @@ Clipping", arXiv 2506.01396): adaptive clipping whose bound has a floor.
     b̃ = (Σ_i (1[n_i ≤ κ·C_t] − ½) + N(0, σ_b²))/B + ½,   C_{t+1} = max(C_LB, C_t·exp(−η_C·(b̃ − target)))
 
 Without a floor the bound shrinks with the gradients of the well-fitted majority, and shortens those of rare groups to
-nothing. w = min(1, C_t/n), Δ = C_t. Each record moves the centred count by ½, counted or not, and the gradient by Δ:
-one event, (σ⁻² + (2σ_b)⁻²)^(−1/2).
+almost nothing. w = min(1, C_t/n), Δ = C_t. Each record moves the centred count by ½, whether it is counted or not, and
+the gradient by at most Δ. So a step is one event, (σ⁻² + (2σ_b)⁻²)^(−1/2).
 
-Where we depart from the authors' code, which does not give the ε that it states: there the count is of 0 and 1, whose
-sensitivity is 1, and is charged as if it were ½; and it is divided by |S|, which is private, while ours is divided by
-the expected B. They also divide every gradient by C_t; here the learning rate does not follow the bound.
+The authors' code does not give the ε that it states. Where we depart from it:
+- There records count as 0 or 1, which has sensitivity 1, but it is charged as ½.
+- There the count is divided by |S|, which is private; here by the expected B.
+- There every gradient is divided by C_t, as if the learning rate followed the bound; here it is not divided.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class DPSGDBounded(DPSGDQuantile):
     """Settings of bounded adaptive clipping."""
 
     min_clip_norm: Positive = 0.5
-    """C_LB, the least bound, which the authors tune (0.001 to 50)."""
+    """C_LB, the smallest bound, which the authors tune (0.001 to 50)."""
     centred: bool = True
     """Count each record as ±½: half the sensitivity, so σ_b counts double."""
     counts_below: Positive = 2.5
-    """κ: count gradients within κ·C, which then follows the quantile."""
+    """κ: count gradients within κ·C; then κ·C follows the quantile."""
 
     def build(self) -> Algorithm:
         """Flat clipping at a bound that follows a quantile, down to its floor."""

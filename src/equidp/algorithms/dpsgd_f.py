@@ -1,15 +1,15 @@
 """DPSGD-F: per-group adaptive clipping (Xu, Du, Wu, "Removing Disparate Impact…", Algorithm 2).
 
-A group whose gradients exceed C_0 more often than average gets a larger bound. With m^k and o^k the numbers of the
-batch's group-k gradients above and not above C_0, each noised with σ_1 and clamped at 0:
+A group whose gradients exceed C_0 more often than average gets a larger bound. Let m^k and o^k be the numbers of the
+batch's gradients of group k that are above C_0 and not above it. Each is noised with σ_1 and clamped at 0:
 
     b̃^k = m̃^k + õ^k,   ρ^k = m̃^k/b̃^k (0 if b̃^k = 0),   ρ = Σm̃^k/B  (`ratio_over: counted`: Σm̃^k/Σb̃^k)
     C^k = min(C_max, C_0·(1 + ρ^k/ρ))   (C_0 where ρ = 0),   w_i = min(1, C^{k(i)}/n_i),   Δ = max_k C^k
 
 One event per step, as for `naive`: a record moves one of the 2K counts by one. Where we depart from the text and from
-public code: Δ is over all K groups, not those in the batch; the counts are noised before anything uses them; both
-releases are one fused event; C^k is bounded (ρ → 0 makes the ratio explode); an empty batch releases noise too.
-Clamping biases the noised counts of rare groups, hence C^k, upwards when few gradients exceed C_0; privacy is not
+public code: Δ is over all K groups, not only those in the batch; the counts are noised before anything uses them; both
+releases are one fused event; C^k is bounded, because ρ → 0 makes the ratio explode; an empty batch releases noise, too.
+If few gradients exceed C_0, clamping biases the noised counts of rare groups upwards, and so C^k. Privacy is not
 affected.
 """
 
@@ -40,7 +40,7 @@ from equidp.mechanism.parts import (
 
 
 class GroupClipCounts(SideRelease):
-    """m̃^k and õ^k, turned into one clip norm per group. Thresholds at the current `clip_norm` (C_0)."""
+    """m̃^k and õ^k, turned into a clip norm for each group. The threshold is the current `clip_norm` (C_0)."""
 
     additive: ClassVar[bool] = True
     gives: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
@@ -68,11 +68,11 @@ class GroupClipCounts(SideRelease):
         counted = above + not_above
         group_ratio = above / counted.clamp(min=TINY)
         ratio = above.sum() / (facts.plan.batch_size if self.ratio_over == "batch" else counted.sum().clamp(min=TINY))
-        growth = group_ratio / ratio.clamp(min=TINY)  # no count is above without some ratio above 0: 0/TINY = 0
+        growth = group_ratio / ratio.clamp(min=TINY)  # if the ratio is 0, so are all group ratios, and 0/TINY = 0
         return {"clip_norm": public["clip_norm"] * (1.0 + growth).clamp(max=self.max_clip_ratio)}
 
     def objection(self, combination: Combination) -> str | None:
-        """What is counted is gradients above a bound, which the weight rule has to have, whatever else is used."""
+        """Refuse a weight rule without `clip_norm`, because gradients above this bound are counted."""
         if combination.weights is None or "clip_norm" in combination.weights.reads:
             return super().objection(combination)
         return f"it counts gradients above clip_norm, which {type(combination.weights).__name__} does not use"
@@ -88,7 +88,7 @@ class DPSGDF(AlgorithmSettings):
     max_clip_norm: Positive | None = None
     """C_max, the largest bound; 10·C_0 unless given."""
     ratio_over: Literal["batch", "counted"] = "batch"
-    """Whether ρ divides by the expected batch size B or by the counted records Σb̃^k."""
+    """Whether ρ is divided by the expected batch size B or by the counted records Σb̃^k."""
 
     @model_validator(mode="after")
     def _ordered(self) -> DPSGDF:
@@ -103,7 +103,7 @@ class DPSGDF(AlgorithmSettings):
         return self.with_counts("dpsgd_f", GroupClipCounts)
 
     def with_counts(self, name: str, kind: type[GroupClipCounts], **own: Any) -> Algorithm:
-        """Flat clipping at C^k of such counts, which have settings of their `own`."""
+        """Return flat clipping at the C^k that counts of this kind give; `own` are the kind's additional settings."""
         ratio = 10.0 if self.max_clip_norm is None else self.max_clip_norm / self.base_clip_norm
         given = self.model_dump(include={"count_noise_multiplier", "ratio_over"})
         return Algorithm(

@@ -1,19 +1,22 @@
-"""DPSGD-F with logit adjustment: this project's own, for rare classes; one more use of what DPSGD-F releases already.
+"""DPSGD-F with logit adjustment: this project's own, for rare classes. It uses DPSGD-F's released counts once more.
 
-A rare class loses because it is rare: whatever the bounds, cross-entropy learns its share along with its looks. Where
-the groups are the classes, the released counts tell the shares, and the loss can be told them instead of the model
-(Menon et al. 2021, "Long-tail learning via logit adjustment"). After t steps, z a record's outputs,
+A rare class is predicted too seldom because it is rare: with any bounds, a model trained by cross-entropy also learns
+how frequent each class is. If the groups are the classes, the released counts tell the classes' shares. Then these
+shares can be put into the loss, so that the model need not learn them (Menon et al. 2021, "Long-tail learning via logit
+adjustment"). After t steps, with z a record's outputs,
 
     b̂^k = max(mean over the steps of m̃^k + õ^k, σ_1·√(2/t), B/N),   π̂^k = b̂^k/Σb̂,
     ℓ(z, y) = −log softmax(z + τ·log π̂)_y
 
-and bounds C^k, weights and Δ are `dpsgd_f_smooth`'s, of the gradients of that loss. Shares do not change, so their
-average is over all steps; no class is thought smaller than the average's own standard deviation, hence in the first
-steps, which are noise, all of one size, nor smaller than one record. τ = 0 is `dpsgd_f_smooth`; τ = 1 asks for the
-classifier that is best where all classes are equally likely; where a class is so rare that little of it is learnt, more
-may serve it better. Unlike weights for rare groups (`dpsgd_f_balanced`, `naive`) this costs no noise: Δ stays.
+The bounds C^k, the weights and Δ are those of `dpsgd_f_smooth`, for the gradients of this loss. The shares do not
+change, so their average is over all steps. No class's estimate is below the standard deviation of this average, nor
+below one record. So in the first steps, which are mostly noise, all classes have the same share.
 
-A step's loss is made of the counts of earlier steps, which are noised: given them it depends on the record alone, so
+τ = 0 is `dpsgd_f_smooth`. τ = 1 asks for the classifier that is best if all classes are equally likely. If a class is
+so rare that little of it is learnt, a larger τ may serve it better. Unlike weights for rare groups (`dpsgd_f_balanced`,
+`naive`) this costs no noise: Δ stays the same.
+
+A step's loss is made of the counts of earlier steps, which are noised. Given them it depends on the record alone, so
 event and Δ are DPSGD-F's own.
 """
 
@@ -45,25 +48,31 @@ class ClipCountsAndShares(SmoothedClipCounts):
     defaults: ClassVar[dict[str, float]] = {SHARES: 1.0}
 
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
-        """The sums to go on from, and π̂^k, `[K]`."""
+        """The sums that the next step continues, and π̂^k, `[K]`."""
         counted = counted_until(noised, public)
         sizes = self.sizes(counted, facts)
         return {**super().later(noised, public, facts), COUNTED: counted, SHARES: sizes / sizes.sum()}
 
     def sizes(self, counted: Tensor, facts: StepFacts) -> Tensor:
-        """b̂^k, `[K]`, of the sums over all steps and their number, `[K + 1]`."""
+        """Return b̂^k, `[K]`, from the sums over all steps and the number of steps, `[K + 1]`."""
         return sizes_of(counted, self.noise(facts.plan), facts.plan)[0]
 
 
 def counted_until(noised: Tensor, public: Public) -> Tensor:
-    """`[K + 1]`: the sums over all steps so far of both noised counts of each group, and the number of steps."""
+    """Return `[K + 1]`: for each group the sum of both noised counts over all steps so far; and the number of steps."""
     one, other = noised.chunk(2)
     counted = torch.cat([one + other, noised.new_ones(1)])
     return counted + public.get(COUNTED, 0.0)
 
 
 def sizes_of(counted: Tensor, noise: float, plan: Plan) -> tuple[Tensor, Tensor]:
-    """b̂^k, `[K]`, of `counted_until`, and the least that it may be, `()`, for counts with so much noise."""
+    """Return b̂^k, `[K]`, and its lower limit `()`.
+
+    Args:
+        counted: of `counted_until`.
+        noise: σ_1, the noise of each count.
+        plan: its sampling rate B/N is one record's.
+    """
     steps = counted[-1]
     least = (noise * (2 / steps).sqrt()).clamp(min=plan.sampling_rate)
     return torch.maximum(counted[:-1] / steps, least), least
@@ -79,7 +88,7 @@ class LogitAdjusted(Objective):
     """τ."""
 
     def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
-        """Begins with equal shares."""
+        """Begin with equal shares."""
         return Adjusting(self, Shifted(loss, torch.zeros(plan.groups, device=device)))
 
 
@@ -101,9 +110,11 @@ class DPSGDFAdjusted(DPSGDFSmooth):
     """Settings of DPSGD-F with remembered counts and logit adjustment. Its groups are the classes."""
 
     count_noise_multiplier: NoiseLevel = "5x"
-    """σ_1, noise on each of the 2K counts; half of DPSGD-F's, as shares are made of them: 2 % more noise elsewhere."""
+    """σ_1, noise on each of the 2K counts; half of DPSGD-F's, because shares are made of the counts. The gradients need
+    2 % more noise than without counts."""
     adjustment: Adjustment = 1.0
-    """τ, how far the loss allows for the classes' shares: 0 not at all, 1 until rare and common ones weigh alike."""
+    """τ, how far the loss allows for the classes' shares: 0 not at all; 1 as if rare and common classes were equally
+    likely."""
 
     def build(self) -> Algorithm:
         """`dpsgd_f_smooth` with another objective, whose shares its side release gives."""

@@ -1,12 +1,13 @@
-"""DPSGD-F with weights for rare groups: this project's own, one more use of what DPSGD-F releases already.
+"""DPSGD-F with weights for rare groups: this project's own. It uses DPSGD-F's released counts once more.
 
-A larger bound C^k lets through the gradients of a group that is badly served, but a rare group stays a small part of
-the sum. Its size is known too: the averaged counts m̂ and ô of `dpsgd_f_smooth`, clamped at 0, add up to it.
+A larger bound C^k clips the gradients of a badly served group less, but a rare group remains a small part of the sum.
+The released counts also tell a group's size: it is the sum of the averaged counts m̂ and ô of `dpsgd_f_smooth`, clamped
+at 0.
 
     b̂^k = m̂^k + ô^k,   θ^k = ((B/K) / max(b̂^k, 1))^p,   w_i = θ^{k(i)}·min(1, C^{k(i)}/n_i),   Δ = max_k θ^k·C^k
 
-with DPSGD-F's C^k. p = 0 is `dpsgd_f_smooth`. With p = 1 every group counts alike, as in `naive`, and Δ is as large as
-the rarest group makes it. p = ½ has most of the gain, and the square root of that Δ. θ^k is made of noised values, so
+with DPSGD-F's C^k. p = 0 is `dpsgd_f_smooth`. With p = 1 every group counts alike, as in `naive`, and the rarest group
+makes Δ large. p = ½ has most of the gain, with the square root of that increase. θ^k is made of noised values, so
 events and ε are DPSGD-F's own. Δ is over all K groups.
 """
 
@@ -42,7 +43,7 @@ class DPSGDFBalanced(DPSGDFSmooth):
     """Settings of DPSGD-F with remembered counts and weights for rare groups."""
 
     balance: Balance = 0.5
-    """p, how far rare groups are weighed up: 0 not at all, 1 until all groups count alike."""
+    """p, how much more weight rare groups get: 0 none; 1 so much that all groups count alike."""
 
     def build(self) -> Algorithm:
         """`dpsgd_f_smooth` with its side release replaced."""

@@ -1,27 +1,29 @@
-"""DPSGD-F whose counts ride in the slack of the gradients: this project's own; counts almost for nothing.
+"""DPSGD-F whose counts use the slack of the gradients: this project's own. The counts cost almost nothing.
 
-DPSGD-F's counts pay as if a record could move its count and, by the whole of Δ, the sum of gradients. Few could. Here
-the bounds C^k of a step are made of the counts of *earlier* steps, averaged as in `dpsgd_f_smooth` (C^k = C_0 in the
-first step), so C^k and Δ = max_k C^k are known before the step. A record that is not above C_0 then adds at most C_0 to
-the sum, one above it in group k at most C^k, and what is left of Δ, its slack, pays for a count with less noise:
+DPSGD-F charges its counts as if a record could move its count and also the sum of gradients by the whole Δ. Few records
+could do both. Here the bounds C^k of a step are made of the counts of *earlier* steps, averaged as in `dpsgd_f_smooth`
+(C^k = C_0 in the first step). So C^k and Δ = max_k C^k are known before the step. A record with n ≤ C_0 adds at most
+C_0 to the sum, and a record of group k with n > C_0 at most C^k. The rest of Δ is the record's slack. It pays for
+counts with less noise:
 
     R = 1/σ² + 1/σ_m²,   σ_o^k = (R − (min(C_0, C^k)/Δ)²/σ²)^(−1/2),   σ_m^k = (R − (C^k/Δ)²/σ²)^(−1/2)
 
-on o^k and m^k, w_i = min(1, C^{k(i)}/n_i). Every step is charged R^(−1/2), as `dpsgd_f_smooth` with σ_1 = σ_m is; but
-σ_m is the noise of one count alone, m of the group at Δ. At Δ = 2C_0 all o^k have about 1.15σ, at 3C_0 1.06σ.
+are the noises on o^k and m^k, and w_i = min(1, C^{k(i)}/n_i). Every step is charged R^(−1/2), as for `dpsgd_f_smooth`
+with σ_1 = σ_m. But only one count has as much noise as σ_m: m of the group with C^k = Δ. At Δ = 2C_0 all o^k have about
+1.15σ, at 3C_0 1.06σ.
 
-Proof. Fix the outputs so far, and what the model draws. C^k, Δ and hence all noises are functions of these, the same
-with and without any record. Take a record of norm n in group k, whoever it is. If n ≤ C_0 it moves o^k by one and the
-sum by w·n = min(n, C^k) ≤ min(C_0, C^k), so in units of the noise by at most (min(C_0, C^k)/Δ)²/σ² + 1/(σ_o^k)² = R,
-squared. If n > C_0 it moves m^k by one and the sum by min(n, C^k) ≤ C^k: (C^k/Δ)²/σ² + 1/(σ_m^k)² = R. A gradient that
-is not finite has weight 0 and counts as n = 0. So in *every* outcome of the memory, step by step, both releases are one
-Gaussian that no record moves by more than R^(1/2), and N(0, 1) against N(R^(1/2), 1) on a Poisson sample of rate q
-dominates them. Domination for every outcome of earlier steps is what adaptive composition asks for, of Rényi
-divergences and of privacy loss distributions alike.
+Proof. Fix the outputs so far, and what the model draws. C^k, Δ and so all noises are functions of these, the same with
+and without any record. Take any record, of norm n in group k. If n ≤ C_0, it moves o^k by one and the sum by
+w·n = min(n, C^k) ≤ min(C_0, C^k). In units of the noise the square of this is at most
+(min(C_0, C^k)/Δ)²/σ² + 1/(σ_o^k)² = R. If n > C_0, it moves m^k by one and the sum by min(n, C^k) ≤ C^k, and the square
+is at most (C^k/Δ)²/σ² + 1/(σ_m^k)² = R. A gradient that is not finite has weight 0 and counts as n = 0. So step by
+step, in *every* outcome of the memory, both releases are one Gaussian that no record moves by more than R^(1/2).
+N(0, 1) against N(R^(1/2), 1) on a Poisson sample of rate q dominates them. Adaptive composition needs this domination
+for every outcome of earlier steps, for Rényi divergences and for privacy loss distributions alike.
 
-Released is one vector with one noise, R^(−1/2) = σ_f: o^k and m^k times h = σ_f/σ_o^k and σ_f/σ_m^k, so a record
-moves it by h ≤ 1, h² = (σ_f/σ_m)² + (σ_f/σ)²·(1 − (C/Δ)²). Dividing by h afterwards is post-processing. If the
-gradient's noise were σ' and not the σ of the plan, R would be 1/σ_f² + max(0, 1/σ'² − 1/σ²).
+One vector is released, with one noise R^(−1/2) = σ_f: o^k and m^k are multiplied by h = σ_f/σ_o^k and σ_f/σ_m^k. So a
+record moves it by h ≤ 1, where h² = (σ_f/σ_m)² + (σ_f/σ)²·(1 − (C/Δ)²). Dividing by h afterwards is post-processing. If
+the gradient's noise were σ' and not the σ of the plan, R would be 1/σ_f² + max(0, 1/σ'² − 1/σ²).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from equidp.mechanism.parts import Combination, Constant, FlatClip, Positive, Pu
 
 
 class SlackClipCounts(SmoothedClipCounts):
-    """Remembered counts whose noise follows from what their records leave of Δ; they set the next step's bounds."""
+    """Remembered counts, whose noise follows from their records' slack; they set the next step's bounds."""
 
     additive: ClassVar[bool] = True
     gives: ClassVar[frozenset[str]] = frozenset()
@@ -68,7 +70,7 @@ class SlackClipCounts(SmoothedClipCounts):
         return (self.noise(plan) ** -2 + more) ** -0.5
 
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
-        """The average to go on from, and the next step's C^k, `[K]`."""
+        """The average that the next step continues, and the next step's C^k, `[K]`."""
         remembered = super().later(noised / self.shares(public, facts.plan), public, facts)
         return remembered | super().now(noised, {**self._base(public), **remembered}, facts)
 
@@ -80,7 +82,7 @@ class SlackClipCounts(SmoothedClipCounts):
         return {"clip_norm": public["clip_norm"].new_full((), self.base_clip_norm)}
 
     def objection(self, combination: Combination) -> str | None:
-        """Its noise is made for one weight rule, and for bounds that nothing else moves."""
+        """Refuse other weight rules, and schedules that change the bounds: the noise is made for flat clipping."""
         if combination.weights is not None and type(combination.weights) is not FlatClip:
             return "its noise is made for what flat clipping leaves of the bound"
         if type(combination.schedule) is not Constant:

@@ -1,17 +1,20 @@
-"""DPSGD-Global and DPSGD-Global-Adapt: scale instead of clip, so that gradients keep their proportions.
+"""DPSGD-Global and DPSGD-Global-Adapt: gradients are scaled instead of clipped, so that they keep their proportions.
 
-Global (Bu et al. 2021, "On the Convergence and Calibration of Deep Learning with DP"): w = C/Z if n ≤ Z, else 0: a
+Global (Bu et al. 2021, "On the Convergence and Calibration of Deep Learning with DP"): w = C/Z if n ≤ Z, else 0, so a
 gradient longer than the strict bound Z is dropped. Adapt (Esipova et al. 2023, "Disparate Impact in Differential
-Privacy from Gradient Misalignment"): w = C/max(Z_t, n), with Z_t led by the noised share of gradients above τ·Z_t:
+Privacy from Gradient Misalignment"): w = C/max(Z_t, n), and Z_t follows the noised share of gradients above τ·Z_t:
 
     b̃ = (#{n_i > τ·Z_t} + N(0, σ_b²))/B,   Z_{t+1} = Z_t·exp(−η_Z + b̃)
 
-Δ = C in both. The count and the gradient come from one sample and are one event, (σ⁻² + σ_b⁻²)^(−1/2). With `counted:
-below` the others are counted, b̃ = 1 − (#{n_i ≤ τ·Z_t} + N(0, σ_b²))/B. A gradient that is counted adds at most τ·Δ to
-the sum, and one that adds Δ is not counted, so that the event is max(τ²/σ² + 1/σ_b², 1/σ²)^(−1/2): σ itself once
-σ_b ≥ σ/√(1 − τ²), where the count costs nothing (proof: `joint_noise`). The price is that b̃ also moves with |S|, by
-about √B/B. Where we depart from the text: the count is divided by the expected B, not by |S|, which is private; and
-Z_t is kept in a range of finite numbers.
+Δ = C in both. The count and the gradient come from one sample and are one event, (σ⁻² + σ_b⁻²)^(−1/2).
+
+With `counted: below` the other gradients are counted, b̃ = 1 − (#{n_i ≤ τ·Z_t} + N(0, σ_b²))/B. A gradient that is
+counted adds at most τ·Δ to the sum, and a gradient that adds Δ is not counted. So the event is
+max(τ²/σ² + 1/σ_b², 1/σ²)^(−1/2). From σ_b = σ/√(1 − τ²) on this is σ itself, and the count costs nothing (proof:
+`joint_noise`). The price is that b̃ also varies with |S|, by about √B/B.
+
+Where we depart from the text: the count is divided by the expected B, not by |S|, which is private; and Z_t is kept in
+a range of finite numbers.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ class ScaleOrClip(WeightRule):
 
 
 class StrictBoundCount(SideRelease):
-    """The noised number of gradients above τ·Z, or not above it, which leads Z."""
+    """The noised number of gradients above τ·Z, or not above it, by which Z is adapted."""
 
     additive: ClassVar[bool] = True
     steers: ClassVar[frozenset[str]] = frozenset({"strict_clip_norm"})
@@ -109,7 +112,7 @@ class StrictBoundCount(SideRelease):
         return noise_level(self.count_noise_multiplier, plan)
 
     def added(self) -> tuple[Added, ...]:
-        """1 for those that are counted; only where these are the short ones does it help."""
+        """1 for gradients that are counted. Only if the short ones are counted, this saves noise."""
         if self.counted == "above":
             return super().added()
         return Added(1.0, self.threshold, "strict_clip_norm"), Added(0.0)
@@ -133,9 +136,9 @@ class DPSGDGlobal(AlgorithmSettings):
     """Settings of DPSGD-Global."""
 
     clip_norm: Positive = 1.0
-    """C, what a gradient of length Z is scaled to."""
+    """C, the length to which a gradient of length Z is scaled."""
     strict_clip_norm: Positive = 50.0
-    """Z, beyond which a gradient is dropped."""
+    """Z; longer gradients are dropped."""
 
     def build(self) -> Algorithm:
         """Scaling by C/Z, longer gradients dropped."""
@@ -146,18 +149,18 @@ class DPSGDGlobalAdapt(AlgorithmSettings):
     """Settings of DPSGD-Global-Adapt."""
 
     clip_norm: Positive = 1.0
-    """C, what a gradient of length Z is scaled to."""
+    """C, the length to which a gradient of length Z is scaled."""
     strict_clip_norm: Positive = 50.0
     """Z_0, the first strict bound."""
     strict_clip_learning_rate: Positive = 0.1
-    """η_Z, how fast Z falls while few gradients come near it."""
+    """η_Z, how fast Z falls while few gradients are near it."""
     threshold: Positive = 0.7
-    """τ: a gradient counts as near when it exceeds τ·Z."""
+    """τ: a gradient is near Z if it exceeds τ·Z."""
     count_noise_multiplier: NoiseLevel = 10.0
     """σ_b, noise on that count; a ratio such as "10x" is to the noise multiplier."""
     counted: Counted = "above"
-    """Count those `above` τ·Z, as the paper does, or those `below`, which is free from σ_b = σ/√(1 − τ²) on ("1.41x" at
-    0.7)."""
+    """Whether gradients `above` τ·Z are counted, as in the paper, or those `below`. To count those below costs no ε if
+    σ_b is at least σ/√(1 − τ²) ("1.41x" at 0.7)."""
 
     def build(self) -> Algorithm:
         """Scaling by C/max(Z, n), Z adapted."""

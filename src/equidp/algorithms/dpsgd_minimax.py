@@ -1,32 +1,33 @@
 """A loss steered by counted errors: this project's own, for the worst group.
 
-`dpsgd_level` shifts a class's outputs by how many of its gradients are long, which tells little of how many of its
-records are classified wrongly. Here wrong and right records are counted, those of each cell: a class, or a class within
-a group where the partition is a product such as `sex*class`. The counts are of the model as it would leave the run, an
-average of iterates where there is one. With x̃^c and r̃^c the noised numbers of wrong and right records of cell c in a
-step, K the classes, T the steps, a(c) the group and k(c) the class of a cell,
+`dpsgd_level` shifts a class's outputs by the share of its gradients that are long. This says little about how many of
+its records are classified wrongly. Here the wrong and the right records of each cell are counted. A cell is a class, or
+a class within a group if the partition is a product such as `sex*class`. The counted errors are those of the model that
+the run would release, which may be an average of iterates. Let x̃^c and r̃^c be the noised numbers of wrong and right
+records of cell c in a step, K the number of classes, T the number of steps, a(c) the group and k(c) the class of cell
+c. Then
 
     b̂^c = max(mean over the steps of x̃^c + r̃^c, σ_1·√(2/t), B/N),   π̂^c = b̂^c/Σb̂
-    ē^c = mean of x̃^c over all steps / b̂^c,   e^c = that over the last T/15 or so,   both within [0, 1]
+    ē^c = mean of x̃^c over all steps / b̂^c,   e^c = the same over about the last T/15 steps,   both within [0, 1]
     r^c = ((b̂^c)² − u²)/((b̂^c)² + v),   u the floor of b̂, v the variance of the noise in the recent x̃^c
     d^c = r^c·max(0, e^c − m),   m the mean of e over the K cells of a(c) with weights r
     p^c = −min(λ/T, b̂^c/(2·σ_1·√T))·(d^c less the mean of d over these K),   s^c ← s^c + p^c, within ±6
     shift^c = τ·log π̂^c − κ·ē^c + (s^c + ν·p^c·T/15, within ±6)
     ℓ(z, y, a) = −log softmax(z + shift^{(a, ·)})_y,   w_i = min(1, C/n_i),   Δ = C
 
-Why it helps: a model that can fit a shift of its outputs fits z + shift to the data, so z, by which records are
-classified, is higher where the shift is lower. s is an integral: it moves for as long as a class has more errors than
-its group's mean, however long the steps are. Where the counts are noise it moves little: over a run the noise of x̃^c
-gives it a standard deviation of about 1/2 at most (Σ_t of independent noises σ_1/b̂^c, each times the factor of d). A
-cell without records, whose e is anywhere within [0, 1], has little part in this, as its r is near 0. ē and π̂ are what
-is known at once. e is old by a window, by which s may go too far, and back too far; ν leads it by as many windows. No
-group is asked for where a record is classified: the group's row only trains.
+Why it helps: a model that can fit a shift of its outputs fits z + shift to the data. So z, by which records are
+classified, is higher where the shift is lower. s is an integral: it moves as long as a class has more errors than its
+group's mean, however long the steps are. If the counts are mostly noise, it moves little: over a run the noise of x̃^c
+gives it a standard deviation of about 1/2 at most (Σ_t of independent noises σ_1/b̂^c, each times the factor of d). The
+e of a cell without records is anywhere within [0, 1], but its r is near 0, so it has little influence. ē and π̂ act at
+once. e lags by a window, so s may overshoot in both directions; ν leads it by as many windows. To classify a record no
+group is needed: the group's row is used in training only.
 
-A record moves one of the 2·cells counts by one; a unit with several records moves two of one cell by the shares of its
-records that are wrong and right, (x, 1 − x), of length √(x² + (1 − x)²) ≤ 1. Whether a record is wrong depends on it
-and on released weights, and a step's loss on earlier counts, which are noised. So a step is the event of DPSGD-F's, (q,
-(σ_1⁻² + σ_2⁻²)^(−1/2)). Errors are counted in the step's own forward pass, or, where the model would leave with an
-average, in another one before it.
+A record moves one of the 2·cells counts by one. A unit with several records moves two counts of one cell by the shares
+of its records that are wrong and right, (x, 1 − x), of length √(x² + (1 − x)²) ≤ 1. Whether a record is wrong depends
+on the record and on released weights. A step's loss depends on earlier counts, which are noised. So a step has the
+event of DPSGD-F, (q, (σ_1⁻² + σ_2⁻²)^(−1/2)). Errors are counted in the step's own forward pass. If an average of
+iterates would be released, they are counted in another pass before it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ SHIFT = "shift"
 ERRED, RECENT, STEERED = "counted_errors", "recent_errors", "steered"
 
 WINDOW = 15
-"""Recent errors are those of about this part of the run."""
+"""Recent errors are those of about the last fifteenth of the run."""
 
 DRIFT = 0.5
 """Largest standard deviation that noise of the counts may give a shift over the run."""
@@ -101,12 +102,12 @@ class ErrorCounts(SideRelease):
         return noise_level(self.count_noise_multiplier, plan)
 
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
-        """(x^1..x^M, r^1..r^M), `[2M]` of M cells; `norms` are shares of wrong records, `[u]`, held within [0, 1]."""
+        """(x^1..x^M, r^1..r^M), `[2M]` for M cells; `norms` are shares of wrong records, `[u]`, clamped to [0, 1]."""
         wrong = counts(groups, plan.groups, norms.clamp(0.0, 1.0))
         return torch.cat([wrong, counts(groups, plan.groups) - wrong])
 
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
-        """The sums to go on from, and the shift, `[M]`."""
+        """The sums that the next step continues, and the shift, `[M]`."""
         plan, noise = facts.plan, self.noise(facts.plan)
         wrong, _ = noised.chunk(2)
         counted = counted_until(noised, public)
@@ -115,7 +116,7 @@ class ErrorCounts(SideRelease):
         recent = averaged(wrong, public.get(RECENT), kept)
         sizes, least = sizes_of(counted, noise, plan)
         errors = (recent[:-1] / recent[-1] / sizes).clamp(0.0, 1.0).view(-1, plan.classes_each)
-        # a cell that cannot be told from an empty one seems wrong half of the time, and would move its whole group
+        # a cell that the noise hides seems wrong half of the time, as an empty one does, and would move its whole group
         variance = noise**2 * (1 - kept) / (1 + kept)
         known = ((sizes**2 - least**2) / (sizes**2 + variance)).view_as(errors)
         mean = (known * errors).sum(1, keepdim=True) / known.sum(1, keepdim=True).clamp(min=TINY)
@@ -138,14 +139,18 @@ class Steered(Objective):
     crossed: ClassVar[bool] = True
 
     def objection(self, combination: Combination) -> str | None:
-        """A loss of records that have no group would be that of the first one's."""
+        """Refuse an acceptance that asks for losses of records whose group is unknown: they would get the first row."""
         acceptance = combination.acceptance
         if isinstance(acceptance, Acceptance) and (acceptance.public_records or acceptance.on_test):
             return f"{type(acceptance).__name__} asks for the loss of records whose group is not known"
         return super().objection(combination)
 
     def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
-        """Begins without shifts."""
+        """Begin without shifts.
+
+        Raises:
+            EquidpError: the groups are not all classes of every group.
+        """
         if plan.groups % plan.classes_each:
             raise EquidpError(
                 f"The partition has {plan.groups} groups, which are not all {plan.classes} classes of every group: "
@@ -155,11 +160,12 @@ class Steered(Objective):
 
 
 class ShiftedByGroup:
-    """A loss of outputs `[b, K]` to which the row of a record's group is added; labels are `a·K + y`.
+    """A loss of outputs `[b, K]` to which the row of the record's group is added; labels are `a·K + y`.
 
     Args:
-        loss: of the sum.
-        rows: `[A, K]`, public; they may be changed in place between steps. Columns beyond K (an audit has some) stay.
+        loss: the loss of these sums.
+        rows: `[A, K]`, public; they may be changed in place between steps. Outputs beyond column K (an audit has some)
+            are not shifted.
     """
 
     def __init__(self, loss: Loss, rows: Tensor) -> None:
@@ -167,15 +173,15 @@ class ShiftedByGroup:
         self._known = loss if isinstance(loss, KnowsGradient) else None  # asked once: asking a protocol takes 5 µs
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """`[b]` losses."""
+        """Return losses `[b]`."""
         return self.loss(*self._shifted(outputs, labels))
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
-        """The loss's own, at the sum: adding a constant passes it on as it is."""
+        """Return the loss's own gradient at the sums. To add a constant does not change it."""
         return None if self._known is None else self._known.gradient(*self._shifted(outputs, labels))
 
     def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """`[b]` bool: whose largest output, without any shift, is another class's."""
+        """Return `[b]` bool: whether a record's largest output, without any shift, is another class's."""
         classes = self.rows.shape[1]
         return outputs[:, :classes].argmax(1) != labels % classes
 
@@ -195,11 +201,11 @@ class Steering(Pursuing):
         self.steered, self.rows = loss, loss.rows
 
     def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """`[b]` bool: by the outputs without any shift."""
+        """Return `[b]` bool: whether a record is classified wrongly by the outputs without any shift."""
         return self.steered.wrong(outputs, labels)
 
     def labels(self, batch: Batch) -> Tensor:
-        """`[b]`: a·K + y, of the group of the record's unit and of its own class."""
+        """Return a·K + y, `[b]`: a is the group of the record's unit, y the record's own class."""
         groups = batch.groups if batch.owners is None else batch.groups.index_select(0, batch.owners)
         classes = self.rows.shape[1]
         return groups // classes * classes + batch.labels
@@ -210,7 +216,7 @@ class Steering(Pursuing):
 
 
 class DPSGDMinimax(AlgorithmSettings):
-    """Settings of a loss steered by counted errors. Its groups are the classes, or those of a product with them."""
+    """Settings of a loss steered by counted errors. Its groups are the classes, or a product that ends in them."""
 
     clip_norm: Positive = 1.0
     """C, the bound."""
@@ -219,13 +225,13 @@ class DPSGDMinimax(AlgorithmSettings):
     adjustment: Adjustment = 1.0
     """τ, how far the loss allows for how rare each class is: 0 not at all."""
     margin: Annotated[float, Field(ge=0, le=10)] = 2.0
-    """κ, how much more it allows for a class that is always wrong than for one that never is."""
+    """κ, how much more the loss allows for a class that is always wrong than for a class that never is."""
     pull: Annotated[float, Field(ge=0, le=1000)] = 40.0
-    """λ, how far a class with one more error per record than its group's mean is pulled over the run, before limits; 0:
+    """λ: over the run a class with one more error per record than its group's mean is pulled so far, before limits; 0:
     the loss is not steered."""
     lead: Annotated[float, Field(gt=0, le=10)] | None = None
-    """ν, by how many windows of a fifteenth of the run the steering is led; 1 where two classes look alike and their
-    accuracies swing."""
+    """ν: the steering looks ahead by so many windows of a fifteenth of the run. Take 1 if two classes look alike and
+    their accuracies swing."""
 
     def build(self) -> Algorithm:
         """Flat clipping of the gradients of a steered loss."""

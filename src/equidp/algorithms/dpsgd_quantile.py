@@ -3,16 +3,18 @@
     b̃ = (#{n_i ≤ C_t} + N(0, σ_b²))/B,   C_{t+1} = max(C_min, C_t·exp(−η_C·(b̃ − target)))
 
 Flat clipping at C_t, Δ = C_t. Count and gradient come from one sample and are one event, (σ⁻² + σ_b⁻²)^(−1/2). With
-`centred` the released statistic is Σ(1[n_i ≤ C_t] − ½), of sensitivity ½, so that σ_b counts double; b̃ is then that
-over B, plus ½. With `counts_below` κ only gradients within κ·C_t are counted, and κ·C_t is led to the quantile. A
-gradient that is counted adds at most κ·Δ to the sum, and one that adds Δ is not counted, so that the event is
+`centred` the released statistic is Σ(1[n_i ≤ C_t] − ½). Its sensitivity is ½, so σ_b counts double. Then b̃ is this
+statistic divided by B, plus ½.
 
-    σ^eff = max(κ²/σ² + 1/σ_b², 1/σ²)^(−1/2),   σ itself once σ_b ≥ σ/√(1 − κ²): the count then costs nothing
+With `counts_below` κ only gradients within κ·C_t are counted, and κ·C_t follows the quantile. A gradient that is
+counted adds at most κ·Δ to the sum, and a gradient that adds Δ is not counted. So the event is
 
-(proof: `joint_noise`; κ = 1 is the paper's count). Centred, every record moves the count, and nothing is saved.
-The paper charges the count as centred (Theorem 1), also in the text where it adds up 0 and 1: (σ⁻² + (2σ_b)⁻²)^(−1/2).
-Where we depart from the text: B is the expected batch size; `min_clip_norm` is a floor of ours (0 is the paper's
-rule), and C_t is kept in a range of finite numbers.
+    σ^eff = max(κ²/σ² + 1/σ_b², 1/σ²)^(−1/2),   σ itself if σ_b ≥ σ/√(1 − κ²): then the count costs nothing
+
+(proof: `joint_noise`; κ = 1 is the paper's count). If the count is centred, every record moves it, and nothing is
+saved. The paper charges the count as centred (Theorem 1), even where its text adds up 0 and 1:
+(σ⁻² + (2σ_b)⁻²)^(−1/2). Where we depart from the text: B is the expected batch size; `min_clip_norm` is a floor of ours
+(0 is the paper's rule); and C_t is kept in a range of finite numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ NotNegative = Annotated[float, Field(ge=0, le=HUGE)]
 
 
 class QuantileCount(SideRelease):
-    """The noised number of gradients within C, which leads C to a quantile of the norms."""
+    """The noised number of gradients within C, by which C is led to a quantile of the norms."""
 
     additive: ClassVar[bool] = True
     steers: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
@@ -77,17 +79,17 @@ class QuantileCount(SideRelease):
         return noise_level(level, plan)
 
     def sensitivity(self) -> float:
-        """1, or ½ where the count is centred."""
+        """1, or ½ if the count is centred."""
         return 0.5 if self.centred else 1.0
 
     def added(self) -> tuple[Added, ...]:
-        """1 within κ·C and 0 beyond it; ½ for all where the count is centred."""
+        """1 within κ·C and 0 beyond it; ½ for all records if the count is centred."""
         if self.centred:
             return super().added()
         return Added(1.0, self.counts_below, "clip_norm"), Added(0.0)
 
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
-        """#{n_i ≤ κ·C}, `[1]`, each less ½ where centred."""
+        """#{n_i ≤ κ·C}, `[1]`; if centred, less ½ for each record."""
         within = (norms <= self.counts_below * public["clip_norm"]).sum(0, keepdim=True, dtype=torch.float32)
         return within - len(norms) / 2 if self.centred else within
 
@@ -99,9 +101,9 @@ class QuantileCount(SideRelease):
 
 
 def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
-    """The paper's figure: count and gradients are one release, and the count is charged as centred.
+    """Return the paper's figure: count and gradients are one release, and the count is charged as centred.
 
-    A count with `counts_below` < 1 is ours, and left out.
+    A count with `counts_below` < 1 is not in the paper, and is left out.
     """
     side = algorithm.side_release
     assert isinstance(side, QuantileCount)
@@ -128,15 +130,16 @@ class DPSGDQuantile(AlgorithmSettings):
     clip_learning_rate: Positive = 0.2
     """η_C."""
     count_noise_multiplier: NoiseLevel | None = None
-    """σ_b, noise on the count; unless given B/20, in `dpsgd_bounded` B/10; a ratio such as "10x" is to the noise
+    """σ_b, noise on the count; B/20 unless given, in `dpsgd_bounded` B/10. A ratio such as "10x" is to the noise
     multiplier."""
     min_clip_norm: NotNegative = 0.0
     """C_min, a floor under the bound."""
     centred: bool = False
     """Count each record as ±½: half the sensitivity, so σ_b counts double."""
     counts_below: Positive = 1.0
-    """κ: count gradients within κ·C, which then follows the quantile. Unless it is centred, the count costs no ε if σ_b
-    is at least σ/√(1 − κ²) with κ below 1 ("1.16x" at 0.5); in `soft_adaclip` at least σ·cosh(κ) ("1.55x" at 1)."""
+    """κ: count gradients within κ·C; then κ·C follows the quantile. A count that is not centred costs no ε if κ is
+    below 1 and σ_b at least σ/√(1 − κ²) ("1.16x" at 0.5); in `soft_adaclip` if σ_b is at least σ·cosh(κ) ("1.55x" at
+    1)."""
 
     def build(self) -> Algorithm:
         """Flat clipping at an adapted bound."""

@@ -1,7 +1,7 @@
 """DP-SGD with bounded activations (Papernot et al. 2021, "Tempered Sigmoid Activations for Deep Learning with DP").
 
 The mechanism is DP-SGD's. Only the model changes: every activation becomes φ(x) = s/(1 + e^{−T·x}) − o, which keeps
-activations, hence gradients, from growing, so that less of them is clipped away. s = 2, T = 2, o = 1 is tanh.
+activations and so gradients from growing. Then less of them is clipped away. s = 2, T = 2, o = 1 is tanh.
 """
 
 from __future__ import annotations

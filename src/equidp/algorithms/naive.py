@@ -1,13 +1,13 @@
 """Naïve reweighting, the baseline of DPSGD-F (Xu, Du, Wu, "Removing Disparate Impact…", §5.3).
 
-Every group is reweighted to an equal share of the batch by its noised size b̃^k:
+Every group is given an equal share of the batch by weights made of its noised size b̃^k:
 
     θ^k = (B/K)/max(b̃^k, 1),   w_i = θ^{k(i)}·min(1, C_0/n_i),   Δ = C_0·max_k θ^k
 
 One event per step: the K counts (L2 sensitivity 1, noise σ_1) and the gradient (σ_2) come from the same sample, so they
-are one Gaussian of σ^eff = (σ_1⁻² + σ_2⁻²)^(−1/2). Where we depart from public code: counts are noised before use, Δ is
-taken over all K groups (an absent group has the largest θ), and the two releases are not charged as independently
-sampled. A noised count below 1, negative ones included, is taken as 1.
+are one Gaussian of σ^eff = (σ_1⁻² + σ_2⁻²)^(−1/2). Where we depart from public code: counts are noised before use; Δ is
+taken over all K groups (an absent group has the largest θ); the two releases are not charged as if their samples were
+independent. A noised count below 1, even a negative one, is taken as 1.
 """
 
 from __future__ import annotations

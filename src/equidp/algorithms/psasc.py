@@ -2,9 +2,9 @@
 
     w = C/(s·n + r/(n + r)),   Δ = C/s
 
-w(0) = C, the maximum C/(1 − (1 − √(s·r))²) lies at a small norm (where r ≤ 1/s), and large gradients get C/(s·n). As
-w·n < C/s strictly, Δ = C/s (Eq. 6). s = 1 is DP-PSAC (Xia et al. 2023; Eq. 4). The paper samples without replacement
-but accounts as if it sampled by Poisson coins; here sampling *is* Poisson (Algorithm 1 otherwise).
+w(0) = C, the maximum C/(1 − (1 − √(s·r))²) lies at a small norm (if r ≤ 1/s), and large gradients get C/(s·n). Δ = C/s,
+because w·n < C/s strictly (Eq. 6). s = 1 is DP-PSAC (Xia et al. 2023; Eq. 4). The paper samples without replacement but
+accounts as if it sampled by Poisson coins. Here sampling *is* Poisson; the rest is Algorithm 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AdaptiveScaling(WeightRule):
         return public["clip_norm"] / (self.scale * norms + self.stability / (norms + self.stability))
 
     def bound(self, public: Public) -> Tensor:
-        """C/s, approached as n grows."""
+        """C/s, which w·n approaches as n grows."""
         return public["clip_norm"] / self.scale
 
 
@@ -38,7 +38,7 @@ class PSAC(AlgorithmSettings):
     """Settings of DP-PSAC."""
 
     clip_norm: Positive = 0.1
-    """C, absorbed by the learning rate."""
+    """C; a larger C acts as a larger learning rate."""
     stability: Stability = 1e-4
     """r."""
 
@@ -53,10 +53,10 @@ class PSASC(PSAC):
     """Settings of DP-PSASC."""
 
     scale: Positive = 0.8
-    """s; below 1, small gradients count more, and the sensitivity is C/s."""
+    """s, by which the sensitivity C/s is divided; below 1, small gradients count more."""
 
     def rule(self) -> AdaptiveScaling:
-        """The weight these settings stand for."""
+        """Return the weight rule of these settings."""
         return AdaptiveScaling(stability=self.stability, scale=self.scale)
 
     def build(self) -> Algorithm:

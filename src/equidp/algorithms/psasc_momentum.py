@@ -4,9 +4,10 @@
     w_i = C/(s·‖m_i‖ + r/(‖m_i‖ + r)),   Δ = C/s
     M_t = (1 − γ_1)·M_{t−1} + Σ w_i·m_i + σ·Δ·ξ,   update by M_t/B
 
-m_i looks at the *sampled* record at the last K_0 + 1 iterates, which are released already: given them it depends on x_i
-alone, the batch is fresh, and so the event is PSASC's. M is post-processing. The gradient engine sums the iterates on
-its books (positions of a layer), so that no per-record gradient is kept from step to step.
+m_i is made of the *sampled* record's gradients at the last K_0 + 1 iterates, which are released already. Given them it
+depends on x_i alone, and the batch is freshly sampled, so the event is PSASC's. M is post-processing. The gradient
+engine counts the iterates as positions of a layer and sums over them, so no per-record gradient is kept from step to
+step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Length = Annotated[int, Field(ge=0, le=64)]
 
 
 class InnerMomentum(Contribution):
-    """A record stands for the decaying sum of its gradients at the last K_0 + 1 iterates."""
+    """A record contributes the decaying sum of its gradients at the last K_0 + 1 iterates."""
 
     inner_momentum: Fraction = 0.1
     """γ_0."""
@@ -34,7 +35,7 @@ class InnerMomentum(Contribution):
     """K_0."""
 
     def start(self, run: Run) -> Contributing:
-        """Keeps K_0 parameter snapshots."""
+        """Begin to keep the last K_0 iterates."""
         return PastIterates(self, run)
 
 
@@ -69,10 +70,10 @@ class OuterMomentum(Update):
     """M_t = (1 − γ_1)·M_{t−1} + noisy sum: post-processing."""
 
     outer_momentum: Fraction = 0.2
-    """γ_1; 1 remembers nothing."""
+    """γ_1; with 1 nothing is remembered."""
 
     def start(self, run: Run) -> Updating:
-        """Keeps M."""
+        """Begin to keep M."""
         return Remembering(self)
 
 
@@ -96,11 +97,12 @@ class PSASCMomentum(PSASC):
     """Settings of DP-PSASC with inner and outer momentum."""
 
     inner_momentum: Fraction = 0.1
-    """γ_0: what a record's gradient one iterate ago still counts."""
+    """γ_0: the weight of a record's gradient at the iterate before."""
     outer_momentum: Fraction = 0.2
     """γ_1: 1 − γ_1 of the last direction is kept."""
     momentum_length: Length = 1
-    """K_0, how many past iterates a record is looked at (not printed in the paper: a starting point of ours)."""
+    """K_0: at how many past iterates a record's gradient is taken (not printed in the paper: a starting point of
+    ours)."""
 
     def build(self) -> Algorithm:
         """Adaptive scaling of inner momenta, outer momentum on the noisy sum."""
@@ -110,5 +112,5 @@ class PSASCMomentum(PSASC):
             initial={"clip_norm": self.clip_norm},
             contribution=InnerMomentum(inner_momentum=self.inner_momentum, momentum_length=self.momentum_length),
             update=OuterMomentum(outer_momentum=self.outer_momentum),
-            optimizer="sgd",  # the paper's; another momentum behind its own swings to and fro
+            optimizer="sgd",  # the paper's; a second momentum would make the steps oscillate
         )

@@ -4,7 +4,8 @@
     ĝ = (1/N)·(Σ_i w_i·m_{t,i} + σ·Δ·ξ),   w_i from ‖m_{t,i}‖ as in PSASC,   Δ = C/s
 
 Every record takes part in every step: q = 1, B = N, one plain Gaussian event per step, E steps in E epochs. m_{t,i} is
-a function of x_i and of released iterates. It keeps m, N × d numbers: for small data only, refused above a limit.
+a function of x_i and of released iterates. The algorithm keeps m, which has N × d numbers. So it is for small data
+only, and refuses data above a limit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ GIB = 2**30
 
 
 class FullBatch(Sampler):
-    """Everybody, every time."""
+    """All records in every step."""
 
     def adapt(self, plan: Plan) -> Plan:
         """B = N."""
@@ -60,21 +61,25 @@ class Everybody(Sampling):
         return Draw(torch.arange(self.run.population.size, device=self.run.population.device))
 
     def rates(self) -> Tensor:
-        """1 for everybody."""
+        """1 for every record."""
         return torch.ones(self.run.population.size)
 
 
 class RecordMomentum(Contribution):
-    """A record stands for the running mean of its own gradients."""
+    """A record contributes the running mean of its own gradients."""
 
     momentum: Fraction = 0.5
     """γ."""
     memory_limit: Positive = 2.0
-    """Most memory that m may take, in GiB."""
+    """The most memory that m may take, in GiB."""
 
     def start(self, run: Run) -> Contributing:
-        """Keeps m. Raises EquidpError where m would take more memory than allowed."""
-        records = run.plan.records  # as declared: how many there are may be protected, so nothing is refused by it
+        """Begin to keep m.
+
+        Raises:
+            EquidpError: m would take more memory than allowed.
+        """
+        records = run.plan.records  # the declared number: the true one may be protected, so nothing may depend on it
         needed = records * run.engine.dimension * 4 / GIB
         if needed > self.memory_limit:
             raise EquidpError(
@@ -84,12 +89,12 @@ class RecordMomentum(Contribution):
         return RunningMeans(self, run)
 
     def objection(self, combination: Combination) -> str | None:
-        """A mean over steps needs the record in every step."""
+        """Refuse other samplers, because a mean over steps needs the record in every step."""
         return None if isinstance(combination.sampler, FullBatch) else "it needs the sampler full_batch"
 
 
 class RunningMeans(Contributing):
-    """Per-record momentum during one run. The mean of a step counts once the step is taken."""
+    """Per-record momentum during one run. A step's means are kept only if the step is taken."""
 
     remembered = ("means",)
 
@@ -103,7 +108,7 @@ class RunningMeans(Contributing):
     def norms(self, batch: Batch) -> Tensor:
         """‖m_{t,i}‖, `[u]`."""
         engine = self.run.engine
-        engine.try_out(batch.features[: len(batch.labels)], batch.labels)  # of several views the first
+        engine.try_out(batch.features[: len(batch.labels)], batch.labels)  # the first view of each record
         fresh = record_gradients(engine, batch)
         if self.means is not None:
             fresh = self.part.momentum * fresh + (1 - self.part.momentum) * self.means[batch.units]
@@ -111,7 +116,7 @@ class RunningMeans(Contributing):
         return norms_of(fresh).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Σ w_i·m_{t,i}, `[d]`; a weight of 0 leaves a mean out even where it is not finite."""
+        """Σ w_i·m_{t,i}, `[d]`; a mean with weight 0 is left out even if it is not finite."""
         refuse_autocast(self.run.engine.autocast_kind)
         refuse_short_products(weights.device)
         return weights @ torch.where(weights[:, None] != 0, self._current, 0.0)
@@ -122,10 +127,10 @@ class RunningMeans(Contributing):
 
 
 def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:
-    """`[u, d]` gradients of the batch's units, materialised: the only place where that is done.
+    """Return the gradients of the batch's units, `[u, d]`. Nowhere else are all of them in memory at once.
 
     Raises:
-        EquidpError: for a model or loss that `torch.func` cannot take record by record.
+        EquidpError: `torch.func` cannot take the model or the loss record by record.
     """
     if not len(batch.labels):
         return torch.zeros(len(batch), engine.dimension, device=engine.device)
@@ -141,7 +146,7 @@ def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")  # a dropout mask each
     views = batch.features.unflatten(0, (batch.views, -1)).transpose(0, 1)
     try:
-        # one thread where rounding must not depend on a record's place (`shares.py`): sizes within `vmap` do not show
+        # one thread if rounding must not depend on a record's place (`shares.py`), because `vmap` hides sizes
         with contextlib.nullcontext() if engine.rows is None else threads(1):
             found = each(values, engine.padded(views), engine.padded(batch.labels))
     except RuntimeError as error:
@@ -163,7 +168,7 @@ class PSASCMomentumGD(PSASC):
     """Settings of full-batch DP-PSASC with per-record momentum. `training.batch_size` has no effect."""
 
     momentum: Fraction = 0.5
-    """γ: what the newest gradient counts in a record's running mean."""
+    """γ: the weight of the newest gradient in a record's running mean."""
 
     def build(self) -> Algorithm:
         """Adaptive scaling of running means, no sampling."""

@@ -5,13 +5,14 @@ otherwise with probability exp(−ΔE·Q), and in any case after μ_0 refusals i
 far (Q_0 until the first). A refusal restores parameters, optimiser and momentum.
 
 Where we depart from the text, and why:
-- J is the mean loss over *public* records set apart from training and test; the paper takes the test set, which biases
-  its accuracy (`energy: test` does so too, for reproduction alone). Acceptance is then post-processing, and the public
-  records have no guarantee.
-- Every candidate is charged, accepted or not: the accepted ones say which candidates were refused. The paper charges
-  accepted steps only, on the ground that refused ones are never seen; but what is seen depends on them.
-- `stop_on: published_epsilon` stops as the paper does, when its own count of accepted steps is used up. How many
-  candidates that takes depends on outputs, so that ε is the one of the cap τ*·(μ_0 + 1) fixed in advance (at most T).
+- J is the mean loss over *public* records that are neither in the training part nor in the test part. So acceptance is
+  post-processing, and the public records have no guarantee. The paper takes the test set, which biases its accuracy;
+  `energy: test` does so, too, only to reproduce the paper.
+- Every candidate is charged, accepted or not, because accepted steps tell which candidates were refused. The paper
+  charges accepted steps only, arguing that refused ones are never seen. But what is seen depends on them.
+- `stop_on: published_epsilon` stops as the paper does, when the paper's own ε of the accepted steps is used up. How
+  many candidates this takes depends on outputs. So the run's ε is that of the cap τ*·(μ_0 + 1), fixed in advance (at
+  most T).
 - `energy: private` needs no public records: for every candidate a fresh Poisson sample V at rate q_J releases
 
       ΔẼ = (1/(q_J·N))·[Σ_V (clip(ℓ(θ'), 0, c) − clip(ℓ(θ), 0, c)) + σ_J·c·ξ]
@@ -49,7 +50,7 @@ class Annealing(Acceptance):
     """μ_0."""
     energy: Literal["public", "private", "test"] = "public"
     energy_records: Count = 1024
-    """Public records in J, or the expected size q_J·N of V."""
+    """Number of public records in J, or the expected size q_J·N of V."""
     energy_noise_multiplier: NoiseLevel = "10x"
     """σ_J, private energy only."""
     loss_bound: Positive = 4.0
@@ -65,17 +66,17 @@ class Annealing(Acceptance):
 
     @property
     def always(self) -> bool:
-        """It refuses steps."""
+        """False, because steps may be refused."""
         return False
 
     @property
     def public_records(self) -> int:
-        """Those of the energy."""
+        """The number of public records that the energy needs."""
         return self.energy_records if self.energy == "public" else 0
 
     @property
     def on_test(self) -> bool:
-        """As the paper does."""
+        """Whether the energy is the loss of test records, as in the paper."""
         return self.energy == "test"
 
     @property
@@ -92,12 +93,12 @@ class Annealing(Acceptance):
 
     @property
     def may_stop(self) -> bool:
-        """Where accepted steps are counted."""
+        """Whether the run may stop early, because the paper's ε of accepted steps is reached."""
         return self.stop_on == "published_epsilon"
 
     @property
     def charges(self) -> bool:
-        """A private energy is released per candidate."""
+        """Whether each candidate is charged, because a private energy is released for it."""
         return self.energy == "private"
 
     def energy_rate(self, plan: Plan) -> float:
@@ -115,7 +116,7 @@ class Annealing(Acceptance):
         return min(plan.steps, self.allowed_steps(plan, sampling_rate) * (self.max_rejections + 1))
 
     def allowed_steps(self, plan: Plan, sampling_rate: float) -> int:
-        """τ*: how many accepted steps the published count allows; T where nobody counts."""
+        """τ*, the number of accepted steps that the paper's ε allows; T if no such ε is given."""
         if self.published_epsilon is None:
             return plan.steps
         low, high = 0, plan.steps
@@ -126,12 +127,12 @@ class Annealing(Acceptance):
         return max(low, 1)
 
     def start(self, run: Run) -> Accepting:
-        """Keeps counters, and the energy of the current iterate."""
+        """Begin to count steps, and to keep the energy of the current iterate."""
         return PrivateAnnealing(self, run) if self.energy == "private" else PublicAnnealing(self, run)
 
 
 class _Annealing(Accepting):
-    """What both energies share."""
+    """The counters and the decision, which both energies share."""
 
     remembered: ClassVar[tuple[str, ...]] = ("accepted", "rejected", "refused_in_a_row", "finished")
     accepted: int
@@ -147,7 +148,7 @@ class _Annealing(Accepting):
         return self.part.initial_temperature * max(self.accepted, 1)
 
     def decide(self, change: float) -> bool:
-        """Accept or refuse a candidate whose energy differs by `change`; a coin is drawn whatever it is."""
+        """Return whether a candidate whose energy differs by `change` is accepted. A coin is always drawn."""
         coin = float(self.run.random.uniform(1, "acceptance"))
         forced = self.refused_in_a_row >= self.part.max_rejections
         if forced or change <= 0 or coin < math.exp(-change * self.temperature if change > 0 else -math.inf):
@@ -169,7 +170,7 @@ class PublicAnnealing(_Annealing):
     current: float | None = None
 
     def begin(self) -> None:
-        """J(θ), once; anew in every step where the loss follows released values, which have moved since."""
+        """Compute J(θ) before the first step; in every step if the loss follows released values, which change."""
         if self.current is None or self.run.combination.objective.reads:
             self.current = self.run.public_loss(self.part.energy_records)
 
@@ -189,7 +190,7 @@ class PrivateAnnealing(_Annealing):
     _before: Tensor
 
     def begin(self) -> None:
-        """Draw V, and look at its losses at θ; they are dropped again after `accept`."""
+        """Draw V, and compute its losses at θ; `accept` drops both."""
         run = self.run
         rate = self.part.energy_rate(run.plan)
         self._units = poisson_sample(run.random, rate, run.population.size, run.population.device)
@@ -211,13 +212,13 @@ class PrivateAnnealing(_Annealing):
 
 
 def published_count(plan: Plan, sampling_rate: float, accepted: int) -> float:
-    """The paper's ε of so many accepted steps: Theorem 1 with the logarithm it lacks, classic conversion."""
+    """Return the paper's ε of so many accepted steps: Theorem 1 with the logarithm it lacks, classic conversion."""
     event = Event(sampling_rate, plan.noise_multiplier, max(accepted, 1))
     return published_epsilon([event], plan.delta, "classic")
 
 
 def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
-    """Accepted steps only: not a guarantee."""
+    """Return the paper's figure, which counts accepted steps only and is no guarantee."""
     accepted = plan.steps if outcome is None else outcome.accepted_steps
     formula = (
         f"RDP of the {accepted} accepted steps alone, classic conversion, integer orders 2 to 64; refused candidates "
@@ -227,10 +228,10 @@ def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Publ
 
 
 def refuse_apart(settings: Annealing | SADPSGD) -> None:
-    """Refuse settings without one that they belong to.
+    """Refuse settings that have no effect without another setting.
 
     Raises:
-        ValueError: for such settings, to be reported by their class.
+        ValueError: there is such a setting; pydantic reports it with its class.
     """
     if (settings.stop_on == "published_epsilon") != (settings.published_epsilon is not None):
         raise ValueError("stop_on=published_epsilon and a value of published_epsilon belong together")
@@ -246,21 +247,21 @@ class SADPSGD(AlgorithmSettings):
     initial_temperature: Positive = 10.0
     """Q_0."""
     max_rejections: Annotated[int, Field(ge=0)] = 10
-    """μ_0: after so many refusals in a row a candidate is accepted anyway (5 on CIFAR-10)."""
+    """μ_0: after so many refusals in a row a candidate is always accepted (5 on CIFAR-10)."""
     energy: Literal["public", "private", "test"] = "public"
-    """Whose loss is J: that of `public` records, of `private` ones (noised), or of `test` records as in the paper, only
-    to reproduce it: test records then decide on the model, and a secure run refuses it."""
+    """The records whose loss is J: `public` ones, `private` ones (noised), or `test` ones as in the paper. Take `test`
+    only to reproduce the paper: test records then decide on the model, and a secure run refuses it."""
     energy_records: Count = 1024
-    """Public or test records in J, or expected size of the private sample."""
+    """Number of public or test records in J, or expected size of the private sample."""
     energy_noise_multiplier: NoiseLevel = "10x"
     """σ_J, private energy only; a ratio such as "10x" is to the noise multiplier."""
     loss_bound: Positive = 4.0
     """c, the bound on a record's loss, private energy only."""
     stop_on: Literal["candidates", "published_epsilon"] = "candidates"
-    """Stop after T candidates, or when the paper's count of accepted steps reaches `published_epsilon`."""
+    """Stop after T candidates, or when the paper's ε of the accepted steps reaches `published_epsilon`."""
     published_epsilon: Positive | None = None
-    """The paper's ε at which the run stops. It is not a guarantee; the run's ε is that of the most candidates it could
-    have taken."""
+    """The paper's ε at which the run stops. It is no guarantee; the run's ε is that of the most candidates that it
+    could have taken."""
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
@@ -268,7 +269,7 @@ class SADPSGD(AlgorithmSettings):
         return self
 
     def annealing(self) -> Annealing:
-        """The acceptance these settings stand for."""
+        """Return the acceptance of these settings."""
         return Annealing(**self.model_dump(exclude={"clip_norm"}))
 
     def build(self) -> Algorithm:

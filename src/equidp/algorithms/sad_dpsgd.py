@@ -1,14 +1,14 @@
 """SAD-DPSGD: noise that rises and a clip norm that falls, by phases ("Steps Adaptive Decay DPSGD", Algorithms 1 and 2).
 
-T steps are cut into n phases of lengths L_i = γ·L_{i+1} (the first the shortest for γ < 1); within phase i
+T steps are cut into n phases of lengths L_i = γ·L_{i+1} (for γ < 1 the first is the shortest). In phase i
 
     σ_i = β·σ_{i+1},   C_i = a·C_{i+1}
 
-so that training starts with little noise and a large bound, which is when the rare classes are learnt. Sensitivity C_i,
-event (B/N, σ_i) at each of its L_i steps: what is calibrated is what is trained. Boundaries lie at round(T·cumulative
-share). Where we depart from the published code: it calibrates one schedule and trains its reverse.
-`schedule_report` gives what the paper's Figures 3 to 5 draw; its mean and variance weigh phases by their lengths, where
-the paper prints (1/n)Σ.
+so training starts with little noise and a large bound, when the rare classes are learnt. Each of the L_i steps has
+sensitivity C_i and event (B/N, σ_i): the schedule that is calibrated is the one that is trained. Boundaries lie at
+round(T·cumulative share). Where we depart from the published code: it calibrates one schedule and trains its reverse.
+`schedule_report` gives the figures that the paper's Figures 3 to 5 draw. Its mean and variance weight phases by their
+lengths, where the paper prints (1/n)Σ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DecayingPhases(Schedule):
     """a."""
 
     def lengths(self, steps: int) -> list[int]:
-        """Steps of each phase; they sum to `steps`, and a short run may leave a phase empty."""
+        """Return the number of steps of each phase. They sum to `steps`; in a short run a phase may have none."""
         shares = [self.phase_decay ** (self.phases - 1 - i) for i in range(self.phases)]
         ends = [round(steps * sum(shares[: i + 1]) / sum(shares)) for i in range(self.phases)]
         return [end - start for start, end in zip([0, *ends], ends, strict=False)]
@@ -55,7 +55,7 @@ class DecayingPhases(Schedule):
         )
 
     def objection(self, combination: Combination) -> str | None:
-        """A falling clip norm needs a rule that reads it; and no factor may overflow over the phases."""
+        """Refuse a changing clip norm if the weight rule does not read it, and factors that may overflow."""
         for name in ("noise_decay", "phase_decay", "clip_decay"):
             if (self.phases - 1) * abs(math.log10(getattr(self, name))) > math.log10(HUGE):
                 return f"its first and last of {self.phases} phases are too far apart; set {name} nearer to 1"
@@ -83,7 +83,7 @@ class PhaseReport:
 
 
 def schedule_report(schedule: DecayingPhases, plan: Plan, clip_norm: float = 1.0) -> PhaseReport:
-    """What the paper draws of a schedule: phase lengths, σ and C by phase, and the spread of σ over the steps.
+    """Return the figures that the paper draws of a schedule: phase lengths, σ, C, and the spread of σ over the steps.
 
     Args:
         schedule: β, γ, a, n.
@@ -104,9 +104,9 @@ class SADDPSGD(AlgorithmSettings):
     phases: Count = 3
     """n, the number of phases."""
     noise_decay: Positive = 0.8
-    """β: a phase's noise over the next phase's."""
+    """β: a phase's noise divided by the next phase's."""
     phase_decay: Positive = 0.9
-    """γ: a phase's length over the next phase's."""
+    """γ: a phase's length divided by the next phase's."""
     clip_decay: Positive = 5 / 3
     """a: a phase's clip norm over the next phase's (not printed; the authors' code shrinks it by 0.6)."""
     clip_norm: Positive = 1.0

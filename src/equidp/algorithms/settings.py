@@ -1,4 +1,4 @@
-"""What every algorithm's settings promise: frozen, validated, and able to build the algorithm."""
+"""Settings: the base class of all algorithms' settings. They are frozen and validated, and build the algorithm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AlgorithmSettings(Part, ABC):
 
     Attributes:
         features: name of a fixed map of the records that the algorithm trains on, or None.
-        below_options: settings are typed as `<algorithm>.options.<name>`; otherwise as `<algorithm>.<name>`.
+        below_options: whether settings are given as `<algorithm>.options.<name>`, and not as `<algorithm>.<name>`.
     """
 
     features: ClassVar[str | None] = None
@@ -22,4 +22,4 @@ class AlgorithmSettings(Part, ABC):
 
     @abstractmethod
     def build(self) -> Algorithm:
-        """The combination of parts these settings stand for."""
+        """Return the combination of parts that these settings describe."""

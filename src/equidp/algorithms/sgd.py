@@ -1,10 +1,10 @@
-"""SGD: the non-private baseline that every cost of privacy is measured against.
+"""SGD: the non-private baseline, against which the cost of privacy is measured.
 
-It samples exactly as the private algorithms do (Poisson, same seed: the same batches) and divides by the expected batch
-size, so that privacy is the only difference. Its ε is null: nothing computed from it carries a guarantee.
+It samples exactly as the private algorithms do (Poisson, and with the same seed the same batches), and divides by the
+expected batch size. So privacy is the only difference. Its ε is null: its results have no guarantee.
 
-Clipped gradients bear a learning rate at which plain ones diverge, and a baseline that learns badly makes privacy look
-cheap: where a run's rate is such a one, the baseline has its own.
+With clipped gradients a learning rate may work at which plain gradients diverge. A baseline that learns badly would
+make privacy look cheap. So the baseline may have a learning rate of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SGD(AlgorithmSettings):
     """Settings of the baseline."""
 
     learning_rate: Positive | None = None
-    """Step size of the baseline alone; null: `training.learning_rate`, like every other algorithm."""
+    """The baseline's own learning rate; null: `training.learning_rate`, as for every other algorithm."""
 
     def build(self) -> Algorithm:
         """All weights 1, no noise."""

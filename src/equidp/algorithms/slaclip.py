@@ -1,19 +1,20 @@
-"""SlaClip: a bound that follows what clipping leaves unused (Zou et al. 2026, "SlaClip: Gradient Norm Slacks can be
-Indicator for Adaptive Clipping in DP-SGD", ICML; Opacus pull request 824).
+"""SlaClip: a bound that follows the part of it that gradients leave unused (Zou et al. 2026, "SlaClip: Gradient Norm
+Slacks can be Indicator for Adaptive Clipping in DP-SGD", ICML; Opacus pull request 824).
 
-A gradient shorter than C_t leaves slack, which K further coordinates of the same release carry: slot j of a record is
+A gradient that is shorter than C_t leaves slack. K more coordinates of the same release (slots) carry it. Slot j of a
+record is
 
     s_j = clamp(K·(1 − n/C_t) − (j − 1), 0, 1)·C_t/√K,   so the first f = K·(1 − n/C_t) slots are filled, in their order
     ŝ = (Σ_i s_i + σ·C_t·ξ)·√K/(C_t·B)                    ŝ_1: the share of n below C_t, ŝ_K: of n close to 0
     C_{t+1} = clamp(C_t·exp(η·(1 − β·(1 − min(max(ŝ_K, 0)/C_t, 1)) − ŝ_1)), C_min, C_max)
 
 The bound. Let x = min(n/C_t, 1) and f = m + r with m full slots and the fraction r < 1 of one. Then
-‖s‖² = C_t²·(m + r²)/K ≤ C_t²·(m + r)/K = C_t²·(1 − x) ≤ C_t²·(1 − x²), so that ‖w·g‖² + ‖s‖² ≤ C_t² for every n:
-gradient and slots are one vector of d + K coordinates and length C_t, and carry the same noise σ·C_t. The event is
-(q, σ), DP-SGD's own (`joint_noise`, slack).
+‖s‖² = C_t²·(m + r²)/K ≤ C_t²·(m + r)/K = C_t²·(1 − x) ≤ C_t²·(1 − x²). So ‖w·g‖² + ‖s‖² ≤ C_t² for every n: gradient
+and slots are one vector of d + K coordinates and at most length C_t, with the same noise σ·C_t on all of them. The
+event is (q, σ), as for DP-SGD (`joint_noise`, slack).
 
-Where we depart from the authors' code: in nothing that affects ε. The noise of the slots is drawn apart, which is the
-same law. ŝ_K is divided by C_t as there, although it is a share already.
+Nothing that affects ε differs from the authors' code. The noise of the slots is drawn separately, which has the same
+law. ŝ_K is divided by C_t as in that code, although it is a share already.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Slack(SideRelease):
-    """The slots, in units of C, which lead C. Free beside flat clipping; beside other rules they cost what they are."""
+    """The slots, in units of C, by which C is adapted. With flat clipping they are free; other rules pay for them."""
 
     additive: ClassVar[bool] = True
     steers: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
@@ -52,11 +53,11 @@ class Slack(SideRelease):
         return "The noised sum of what gradients leave unused of the bound, in every batch."
 
     def noise(self, plan: Plan) -> float:
-        """σ, as the gradient's coordinates have it in units of C."""
+        """σ, the same as on the gradient's coordinates in units of C."""
         return plan.noise_multiplier
 
     def added(self) -> tuple[Added, ...]:
-        """Slack of a gradient within C, nothing beyond it."""
+        """The slack of a gradient within C; nothing beyond it."""
         return Added(1.0, 1.0, "clip_norm", slack=True), Added(0.0)
 
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
@@ -79,13 +80,13 @@ class SlaClip(AlgorithmSettings):
     clip_norm: Positive = 1.0
     """C_0, the first bound."""
     slots: Slots = 8
-    """K, the coordinates that carry the slack."""
+    """K, the number of coordinates that carry the slack."""
     clip_learning_rate: Positive = 0.5
     """η, how fast the bound moves."""
     target_fall: Fraction = 0.5
-    """β: the share within the bound is led to 1 − β where no gradient is close to 0."""
+    """β: the share of gradients within the bound is led to 1 − β if no gradient is close to 0."""
     min_clip_norm: Positive = 0.1
-    """C_min, the least bound."""
+    """C_min, the smallest bound."""
     max_clip_norm: Positive = 50.0
     """C_max, the largest bound."""
 

@@ -1,15 +1,16 @@
 """Canaries: records included or left out by fair coins, to measure how well a run's releases reveal the coins.
 
-*Gradient canaries* are the strongest records there can be: each has a direction of its own, orthogonal to every other
+*Gradient canaries* are the strongest possible records: each has a direction of its own, orthogonal to every other
 gradient, and the norm that the algorithm weights most. They need no change of the engine: the model gets one more
-parameter per canary, and only that canary's loss depends on it, linearly. So its gradient is that coordinate, and
-sampling, weights, side releases, noise and ledger are those of any record. Everything released passes through
+parameter per canary, and only that canary's loss depends on it, linearly. So the canary's gradient is that coordinate.
+Sampling, weights, side releases, noise and ledger are the same as for any record. Everything released passes through
 `RandomSource.perturb`, where the canaries' coordinates are read.
 
 *Input canaries* are records that could exist: training records with a wrong label. Their score is the loss of the
-finished model, so that everything an attacker lacks (gradients, intermediate models) counts as protection.
+finished model. So everything that an attacker does not see (gradients, intermediate models) counts as protection.
 
-Guesses are fixed in advance: the r/2 largest scores are guessed "in", the r/2 smallest "out", no other is guessed.
+How to guess is fixed in advance: the r/2 largest scores are guessed "in", the r/2 smallest "out", and no other score is
+guessed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,16 @@ ID_BYTES = 3
 
 @dataclass(frozen=True)
 class Verdict:
-    """The guesses about m `canaries`: r `guesses`, v `correct`; ε at δ is not below the bound, with that confidence."""
+    """The result of guessing about m canaries. With this confidence, ε at δ is not below the bound.
+
+    Attributes:
+        canaries: m.
+        guesses: r, the number of guesses.
+        correct: v, the number of right guesses.
+        delta: δ.
+        epsilon_lower_bound: the bound.
+        confidence: of the bound.
+    """
 
     canaries: int
     guesses: int
@@ -53,7 +63,7 @@ def verdict(scores: Tensor, included: Tensor, *, guesses: int, delta: float, con
     """Guess by rank, count, and bound ε.
 
     Args:
-        scores: `[m]`, larger for canaries that seem to be in.
+        scores: `[m]`, larger for canaries that seem to be included.
         included: `[m]` bool, the coins.
         guesses: r, even; fixed before the scores were seen.
     """
@@ -65,7 +75,7 @@ def verdict(scores: Tensor, included: Tensor, *, guesses: int, delta: float, con
 
 
 def coins(canaries: int, seed: int, stream: str) -> Tensor:
-    """`[m]` bool: which canaries are in. Independent of everything the training draws."""
+    """Return `[m]` bool, which canaries are included. It is independent of everything that the training draws."""
     generator = torch.Generator().manual_seed(derived_seed(seed, f"audit/{stream}"))
     return torch.rand(canaries, generator=generator) < 0.5
 
@@ -76,19 +86,19 @@ def coins(canaries: int, seed: int, stream: str) -> Tensor:
 def gradient_scores(
     setup: TrainingSetup, records: Records, included: Tensor, random: RandomSource, *, progress: bool = False
 ) -> Tensor:
-    """`[m]` scores of gradient canaries, of which `[m]` bool are `included`, after one training run on these records.
+    """Train once on these records and the included gradient canaries, and return the scores of all canaries, `[m]`.
 
-    The run's streams are wrapped, to read what is released.
+    The run's random source is wrapped, to read what is released.
     """
     model = CanaryModel(setup.build_model(records.schema), records.schema, records.features.dtype, len(included))
     listener = Listener(random, model, setup.algorithm.sampler.sampling_rate(setup.algorithm.adapt(setup.plan)))
 
     def aim(trainer: Trainer) -> None:
-        if (rule := trainer.algorithm.weights) is not None:  # what is released within the step starts from 1
+        if (rule := trainer.algorithm.weights) is not None:  # values that the step itself will release are taken as 1
             model.strength = strongest_norm(rule, tensors(dict.fromkeys(rule.reads, 1.0), "cpu") | trainer.public)
 
     views = setup.augmentation
-    if views is not None:  # of the record behind its number
+    if views is not None:  # augment the record, but not its number, which comes first
         views = dataclasses.replace(views, head=ID_BYTES if records.features.dtype == torch.uint8 else 1)
     public = setup.public if setup.public is None else with_canaries(setup.public, torch.zeros(0, dtype=torch.bool))
     setup.train(
@@ -105,14 +115,14 @@ def gradient_scores(
 
 
 class CanaryModel(nn.Module):
-    """A model with one more parameter per canary; `outputs` end in (is a real record, the canary's loss).
+    """A model with one more parameter per canary. It takes features as `with_canaries` writes them.
 
-    Takes features as `with_canaries` writes them.
+    The last two outputs are whether the record is a real one, and the canary's loss.
     """
 
     def __init__(self, inner: nn.Module, schema: Schema, dtype: torch.dtype, canaries: int) -> None:
         super().__init__()
-        # first, so that its coordinates lead the flat gradient; row 0 stands for the real records and stays unused
+        # first, so that its coordinates come first in the flat gradient; row 0 is for real records and is not used
         self.table = nn.Embedding(canaries + 1, 1)
         nn.init.zeros_(self.table.weight)
         self.inner = inner
@@ -130,7 +140,7 @@ class CanaryModel(nn.Module):
 
 
 def canary_loss(loss: Loss) -> Loss:
-    """The setup's loss for a real record; for a canary, minus its coordinate's part, so that training sums it."""
+    """Return the setup's loss for a real record; for a canary, the last output, which is linear in its coordinate."""
 
     def per_record(outputs: Tensor, labels: Tensor) -> Tensor:
         return loss(outputs[:, :-2], labels) * outputs[:, -2].detach() + outputs[:, -1]
@@ -139,13 +149,13 @@ def canary_loss(loss: Loss) -> Loss:
 
 
 def with_canaries(records: Records, included: Tensor) -> Records:
-    """The records, followed by the included canaries; each record starts with its number (0: real)."""
+    """Return the records, followed by the included canaries; each record starts with its number (0: real)."""
     numbers = included.nonzero().squeeze(1).to(records.labels.device) + 1
     none = torch.zeros_like(records.labels)
     blank = records.features.new_zeros((len(numbers), *records.schema.shape))
     features = torch.cat([records.features, blank]).flatten(1)
     head = _columns(torch.cat([none, numbers]), features.dtype)
-    # spread over the groups: one that they crowded would weigh less wherever groups are reweighted by their size
+    # spread over the groups: if many were in one group, algorithms that weight groups by size would weaken them
     spread = {name: numbers % len(names) for name, names in records.schema.groupings.items()}
     schema = dataclasses.replace(
         records.schema, kind="tabular", shape=(head.shape[1] + features.shape[1],), feature_names=()
@@ -160,10 +170,11 @@ def with_canaries(records: Records, included: Tensor) -> Records:
 
 
 class Listener:
-    """Passes everything through, and sums the evidence of the releases about each canary.
+    """Passes everything through to a random source, and sums the evidence of the releases about each canary.
 
-    The score is the log-likelihood ratio of "in" to "out": a step of rate q releases, in the canary's coordinate and in
-    units of Δ, either noise or, with probability q, 1 plus noise; hence Σ_t log(1 − q + q·exp((x_t − ½)/σ_t²)).
+    The score is the log-likelihood ratio of "in" to "out". In the canary's coordinate and in units of Δ, a step of rate
+    q releases noise, or, if the canary is in, with probability q 1 plus noise. So the score is
+    Σ_t log(1 − q + q·exp((x_t − ½)/σ_t²)).
     """
 
     def __init__(self, random: RandomSource, model: CanaryModel, rate: float) -> None:
@@ -173,7 +184,7 @@ class Listener:
         self.scores = torch.zeros(model.canaries, dtype=torch.float64)
 
     def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
-        """As the wrapped source does; sums of gradients are read."""
+        """Return what the wrapped source does; if it is a sum of gradients, read it."""
         released = self.random.perturb(values, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
         if len(released) == self._dimension:
             self._hear((released[self._where].double() / sensitivity).cpu(), float(noise_multiplier))
@@ -192,7 +203,7 @@ class Listener:
 
 
 def strongest_norm(rule: WeightRule, public: dict[str, Tensor]) -> float:
-    """The norm n at which w(n)·n is largest; of several, the largest, because bounds may still grow within the step."""
+    """Return the norm n at which w(n)·n is largest; the largest of several, because bounds may grow within the step."""
     seen = {name: value.max().cpu() for name, value in public.items()}
     norms = torch.cat([NORMS, torch.stack(list(seen.values())) * (1 - 1e-6)])
     norms = norms[norms > 0].sort().values
@@ -212,7 +223,7 @@ def _number(head: Tensor) -> Tensor:
 
 
 def _own_units(unit: Tensor, canaries: int) -> Tensor:
-    """The records' units, and a new one for each canary."""
+    """Return the records' units, and a new unit for each canary."""
     return torch.cat([unit, unit.max() + 1 + torch.arange(canaries, device=unit.device)])
 
 
@@ -222,11 +233,14 @@ def _own_units(unit: Tensor, canaries: int) -> Tensor:
 def input_scores(
     setup: TrainingSetup, records: Records, canaries: Tensor, included: Tensor, random: RandomSource, *, seed: int
 ) -> Tensor:
-    """`[m]` scores of mislabelled canaries after one training run: minus the finished model's loss on them.
+    """Train once, and return the scores of mislabelled canaries, `[m]`: minus the finished model's loss on them.
 
     Args:
+        setup: how to train.
+        records: the training part.
         canaries: `[m]` positions of the records that become canaries.
-        included: `[m]` bool, which of them are in.
+        included: `[m]` bool, which of them are included.
+        random: streams of the training.
         seed: of the wrong labels.
     """
     wrong = mislabelled(records.take(canaries), seed)
@@ -237,7 +251,7 @@ def input_scores(
 
 
 def mislabelled(records: Records, seed: int) -> Records:
-    """The records, each with a label drawn uniformly from the wrong ones."""
+    """Return the records, each with a label that is drawn uniformly from the wrong ones."""
     generator = torch.Generator().manual_seed(derived_seed(seed, "audit/labels"))
     shift = torch.randint(1, len(records.schema.classes), (len(records),), generator=generator)
     labels = (records.labels + shift.to(records.labels)) % len(records.schema.classes)
@@ -246,7 +260,7 @@ def mislabelled(records: Records, seed: int) -> Records:
 
 
 def joined(one: Records, other: Records) -> Records:
-    """Both, one after the other; if there are units, each record of `other` is a unit of its own."""
+    """Return both, one after the other; if there are units, each record of `other` gets a unit of its own."""
     return dataclasses.replace(
         one,
         features=torch.cat([one.features, other.features]),
@@ -260,5 +274,5 @@ def joined(one: Records, other: Records) -> Records:
 
 
 def seeded(setup: TrainingSetup, seed: int, stream: str) -> SeededRandom:
-    """Streams of an audit's training run, apart from those of any other run of that seed."""
+    """Return the streams of an audit's training run, which differ from those of any other run with this seed."""
     return SeededRandom(derived_seed(seed, f"audit/{stream}"), setup.device)

@@ -1,16 +1,16 @@
-"""Membership inference per group: which training records does the trained model reveal?
+"""Membership inference in every group: which training records does the trained model reveal?
 
-Two attacks, each a score per record that is larger for records that seem to have been trained on:
+There are two attacks. Each gives a score per record, larger for records that seem to have been trained on:
 
 * *loss threshold* (Yeom et al. 2018): minus the model's loss. Cheap; takes easy records for members.
 * *reference model* (Watson et al. 2022; Ye et al. 2022, "Attack R"): the mean loss of models that did not see the
   record minus the model's loss, which removes each record's own difficulty. The reference models are trained
   without privacy on halves of a pool of members and non-members; an attacker with such a pool is stronger than most.
 
-Members are records of the training part, non-members records of the test part. Where the two parts are not draws from
-one distribution (another year, another balance of the classes) an attack may distinguish them without any leak. So read
-the figures per group, and compare them with those of a model that cannot leak. Both the attacks and their figures use
-exact training data: they are an audit's findings, outside the guarantee.
+Members are records of the training part, non-members records of the test part. If the two parts are not draws from one
+distribution (another year, another balance of the classes), an attack may distinguish them without any leak. So read
+the figures by group, and compare them with those of a model that cannot leak. Both the attacks and their figures use
+exact training data: they are findings of an audit, outside the guarantee.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FALSE_POSITIVE_RATE = 0.01
 """The false positive rate of an attacker who is rarely wrong (Carlini et al. 2022)."""
 
 FEWEST = round(5 / FALSE_POSITIVE_RATE)
-"""With fewer records on either side the rate is not reported: hardly any would be beyond such a threshold."""
+"""If a side has fewer units, the rate is not reported, because hardly any unit would be beyond such a threshold."""
 
 Scores = np.ndarray
 
 
 def reference_scores(model_losses: Tensor, reference_losses: Sequence[Tensor], seen: Sequence[Tensor]) -> Tensor:
-    """`[N]` scores of the reference-model attack.
+    """Return the scores of the reference-model attack, `[N]`.
 
     Args:
         model_losses: `[N]` losses of the attacked model.
@@ -50,7 +50,7 @@ def reference_scores(model_losses: Tensor, reference_losses: Sequence[Tensor], s
 
 
 def halves(records: int, pairs: int, seed: int) -> list[Tensor]:
-    """`2·pairs` masks `[N]`; of each pair one is the complement of the other, so every record is unseen by half."""
+    """Return `2·pairs` masks `[N]`. The two of a pair are complements, so half of the models do not see a record."""
     generator = torch.Generator().manual_seed(derived_seed(seed, "audit/references"))
     masks = []
     for _ in range(pairs):
@@ -69,21 +69,21 @@ def exposure(
     confidence: float,
     seed: int,
 ) -> dict:
-    """AUC and TPR at 1 % FPR of an attack on one group, each with a bootstrap interval.
+    """Return AUC and TPR at 1 % FPR of an attack on one group, each with a bootstrap interval.
 
     Args:
         member: scores of the training records.
-        non_member: scores of the others.
-        units: numbers of both sides, equal for records of one unit; None where each is a unit's only one.
-        resamples: bootstrap resamples of whole units, members and non-members apart.
+        non_member: scores of the test records.
+        units: numbers for both sides, equal for records of one unit; None if each unit has one record.
+        resamples: number of bootstrap resamples of whole units, for members and non-members separately.
         confidence: of the intervals (percentiles).
         seed: of the resampling.
 
     Returns:
-        `members`, `non_members` (counts), `auc`, `auc_interval`, `tpr_at_1_percent_fpr` and its interval. Figures that
-        the counts do not allow are None: both below `MIN_TEST_RECORDS` units on either side, where resampling finds no
-        spread (for one against one none at all), the second below `FEWEST`. Both are None if a score is not finite:
-        a model that has diverged distinguishes no records.
+        `members`, `non_members` (counts), `auc`, `auc_interval`, `tpr_at_1_percent_fpr` and its interval. Both figures
+        are None if a side has fewer than `MIN_TEST_RECORDS` units, because resampling finds too little spread (for one
+        unit against one none at all). The second is None below `FEWEST` units. Both are None if a score is not finite,
+        because a model that has diverged distinguishes no records.
     """
     counts = {"members": len(member), "non_members": len(non_member)}
     sides = units or (np.arange(len(member)), np.arange(len(non_member)))
@@ -115,7 +115,7 @@ def exposure_per_group(
     confidence: float,
     seed: int,
 ) -> dict[str, dict]:
-    """`exposure` of every group of one grouping, by the group's name."""
+    """Return `exposure` of every group of one grouping, by the group's name."""
     return {
         name: exposure(
             member[member_groups == k].numpy(),
@@ -130,7 +130,10 @@ def exposure_per_group(
 
 
 def at_most(groups: Tensor, most: int | Tensor, seed: int) -> Tensor:
-    """Positions, ascending, of at most `most` records of each group, drawn at random; or `[K]`, of each so many."""
+    """Return positions, ascending, of at most `most` records of each group, drawn at random.
+
+    `most` is a number for all groups, or `[K]`, a number for each group.
+    """
     order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(derived_seed(seed, "audit/attacked")))
     ids = groups.unique()
     limits = [most] * len(ids) if isinstance(most, int) else most[ids].tolist()
@@ -139,9 +142,9 @@ def at_most(groups: Tensor, most: int | Tensor, seed: int) -> Tensor:
 
 
 def alike(members: Tensor, non_members: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Positions of equally many members and non-members of each group, drawn at random.
+    """Return positions of equally many members and non-members of each group, drawn at random.
 
-    Sides with other shares of the groups are told apart by whatever tells the groups apart, without any leak.
+    If the two sides had different shares of the groups, an attack could distinguish them by the groups, without a leak.
     """
     most = max(int(ids.max()) + 1 if len(ids) else 0 for ids in (members, non_members))
     counts = torch.minimum(*(torch.bincount(ids, minlength=most) for ids in (members, non_members)))
@@ -154,10 +157,11 @@ def _auc(member: Scores, non_member: Scores) -> float:
 
 
 def _tpr(member: Scores, non_member: Scores) -> float:
-    """True positive rate of the lowest threshold that another non-member exceeds with probability 1 % at most.
+    """Return the true positive rate at the lowest threshold that a new non-member exceeds with probability 1 % at most.
 
-    The k-th largest of n non-members is exceeded by another one with probability k/(n + 1). Their own rate, (k − 1)/n,
-    is too small: of 100 one may exceed the threshold, but in truth twice as many will, non-members and members alike.
+    A new non-member exceeds the k-th largest of n non-members with probability k/(n + 1). The rate among these n,
+    (k − 1)/n, is too small: if one of 100 may exceed the threshold, twice as many new records will, non-members and
+    members alike.
     """
     k = int(FALSE_POSITIVE_RATE * (len(non_member) + 1))
     return float((member > np.partition(non_member, -k)[-k]).mean())
@@ -171,11 +175,11 @@ def _interval(
     confidence: float,
     seed: int,
 ) -> list[float]:
-    """`owners`: of both sides, the unit of each record, numbered from 0 without gaps."""
+    """Return the bootstrap interval. `owners` has for both sides each record's unit, numbered from 0 without gaps."""
     generator = np.random.default_rng(derived_seed(seed, "audit/bootstrap"))
 
     def drawn(scores: Scores, owner: np.ndarray) -> Scores:
-        """A resample of as many units as there are, each with all its records, because these leak together."""
+        """Return a resample of as many units as there are, each with all its records, because these leak together."""
         count = int(owner.max()) + 1
         times = np.bincount(generator.integers(count, size=count), minlength=count)
         return np.repeat(scores, times[owner])

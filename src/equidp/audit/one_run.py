@@ -1,20 +1,22 @@
 """A lower bound on ε from one training run (Steinke, Nasr, Jagielski 2023, "Privacy Auditing with One Training Run").
 
 Each of m canaries was in the training data or not, by a fair coin of its own. From the run's output the auditor
-guesses r of the coins, of his own choice, and v guesses are right. Were the run (ε, δ)-private, how surprising is v?
+guesses r of the coins, which the auditor chooses, and v guesses are right. If the run were (ε, δ)-private, how
+surprising would v be?
 
-*δ = 0.* Condition on the output and reveal the coins one after the other. Given all earlier coins, the two values of
-the next one make the output's likelihoods differ by a factor of e^ε at most, and the coin was fair; so a guess is right
-with probability at most q = e^ε/(1 + e^ε), whatever came before. Hence the number of right guesses is stochastically
+*δ = 0.* Condition on the output and reveal the coins one after the other. Given all earlier coins, the output's
+likelihoods for the two values of the next coin differ by a factor of e^ε at most, and the coin was fair. So a guess is
+right with probability at most q = e^ε/(1 + e^ε), whatever came before. So the number of right guesses is stochastically
 smaller than W ~ Binomial(r, q), and P[right ≥ v] ≤ β = P[W ≥ v].
 
 *δ > 0.* The output obeys the factor e^ε for every coin, except for coins that the δ reveals. Their number F has mean
-at most 2mδ (each coin is revealed with probability δ under either of its two values), but the mechanism may choose
-*when*: revealing i coins at once, with probability 2mδ/i, wins exactly where v − i ≤ W < v. So (their Theorem 5.2)
+at most 2mδ (each coin is revealed with probability δ under either of its two values). But the mechanism may choose
+*when* to reveal coins. If it reveals i coins at once, with probability 2mδ/i, this makes a difference exactly if
+v − i ≤ W < v. So (their Theorem 5.2)
 
     P[right ≥ v] ≤ β + 2mδ · max over i = 1…v of P[v − i ≤ W < v]/i.
 
-The bound reported is the smallest ε that the observation does not refute at the given level: with probability
+The reported bound is the smallest ε that the observation does not refute at the given level: with probability
 `confidence` over the run, the true ε is not below it. It says nothing about how large ε may be.
 """
 
@@ -33,7 +35,7 @@ LARGEST = 50.0
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Bound on the probability of `correct` or more right guesses, if the run were (ε, δ)-private.
+    """Return a bound on the probability of `correct` or more right guesses, if the run were (ε, δ)-private.
 
     Args:
         canaries: m, each in or out by a fair coin.
@@ -56,7 +58,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 def epsilon_lower_bound(
     canaries: int, guesses: int, correct: int, delta: float, *, confidence: float = CONFIDENCE
 ) -> float:
-    """The smallest ε ≥ 0 that `correct` right guesses do not refute at `confidence`.
+    """Return the smallest ε ≥ 0 that `correct` right guesses do not refute at `confidence`.
 
     The number of guesses must have been fixed before the scores were seen.
 

@@ -60,7 +60,7 @@ READING = (
 
 
 def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, provenance: Mapping) -> str:
-    """The page of `audit.json` as the text of one HTML file; the other arguments are `render`'s."""
+    """Return the page of `audit.json` as the text of one HTML file; the other arguments are those of `render`."""
     return render(
         "audit.html.j2",
         title=title,
@@ -80,7 +80,7 @@ def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, pro
 
 
 def verdict_sentence(findings: Mapping[str, Any]) -> str:
-    """The verdict on the claim, in words."""
+    """Return the verdict on the claim, in words."""
     found = _attacks(findings)
     if not found:
         return "No canaries were run: the claimed ε was not tested."
@@ -103,18 +103,18 @@ def verdict_sentence(findings: Mapping[str, Any]) -> str:
         f"{epsilon_text(found[name]['epsilon_claimed'])} is claimed (at δ = {delta_text(found[name]['delta'], 2)})"
         for name in refuting
     )
-    # one bound at 95 % is wrong once in twenty honest audits; either of two, which both may accuse, twice
+    # a bound at 95 % is wrong in one of twenty honest audits; if there are two bounds, one of them is wrong in two
     confidence = max(0.0, 1 - len(found) * (1 - findings["confidence"]))
     return f"REFUTED at {confidence:.0%} confidence: {shown}. Do not release this model."
 
 
 def _attacks(findings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The canaries that were run, by their name in words."""
+    """Return the results of the canaries that were run, by their names in words."""
     return {name: findings[key] for key, name in CANARIES.items() if findings[key]}
 
 
 def _cards(findings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(name, value, remark): the claim, the bounds that were shown, and the most exposed group."""
+    """Return (name, value, remark) of the claim, of the bounds that were shown, and of the most exposed groups."""
     claim = findings["claim"]
     at = f"at δ = {delta_text(claim['delta'], 2)}"
     cards = [("claimed by the run", f"ε ≤ {epsilon_text(claim['epsilon'])}", at)]
@@ -128,7 +128,7 @@ def _cards(findings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _exposed_most(when: str, attack: str, found: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The group of the first grouping whose members an attack recognises best, if it recognises any."""
+    """Return the card of the first grouping's group whose members the attack recognises best, if it recognises any."""
     grouping, groups = next(iter(found["groups"].items()))
     significant = {
         name: one["auc"] for name, one in groups.items() if one["auc"] is not None and one["auc_interval"][0] > 0.5
@@ -162,7 +162,7 @@ def _bounds(findings: Mapping[str, Any]) -> PageTable | None:
 
 
 def _exposures(findings: Mapping[str, Any]) -> Iterator[PageTable]:
-    """One table per grouping and attack: AUC and TPR of everyone and of each group, before and after privacy."""
+    """Give a table for each grouping and attack: AUC and TPR of everyone and each group, before and after privacy."""
     models = findings["membership"]
     if not models:
         return
@@ -195,7 +195,7 @@ def _with_interval(found: Mapping[str, Any], measure: str) -> TableCell:
 
 
 def _figures(findings: Mapping[str, Any]) -> Iterator[tuple[go.Figure, str]]:
-    """The bounds, and every grouping's exposure that is not too long to draw."""
+    """Give the figures with captions: bounds, trade-off curve, and exposure by groupings with few enough groups."""
     if _attacks(findings):
         yield (
             bounds_beside_claims(findings),
@@ -217,7 +217,7 @@ def _figures(findings: Mapping[str, Any]) -> Iterator[tuple[go.Figure, str]]:
 
 
 def points(findings: Mapping[str, Any]) -> dict[str, list[Sequence[float]]]:
-    """What each attack on the private model achieved: (accused wrongly, recognised) pairs by attack."""
+    """Return what each attack on the private model achieved: pairs (share accused wrongly, share recognised)."""
     found = {name: list(one["achieved"]) for name, one in _attacks(findings).items() if one.get("achieved")}
     for attack, exposure in findings["membership"].get(findings["algorithm"], {}).items():
         if (share := exposure["overall"]["tpr_at_1_percent_fpr"]) is not None:

@@ -1,7 +1,7 @@
 """Run an audit: canaries against the claimed ε, and membership inference per group, before and after privacy.
 
-Results are findings, not guarantees. A bound below the claim does not refute it; one above refutes it at the level
-stated. The figures are computed from exact training data and are outside the guarantee.
+Results are findings, not guarantees. A bound below the claim does not refute the claim; a bound above it refutes it at
+the stated level. The figures are computed from exact training data and are outside the guarantee.
 """
 
 from __future__ import annotations
@@ -48,9 +48,13 @@ def run(
     """Audit one algorithm on one dataset.
 
     Args:
-        split: training and test part; `setup.public` stands for the public one.
+        split: training and test part; the public part is `setup.public`.
+        setup: how to train.
+        settings: which attacks, and how large.
         seed: of coins, labels, batches and noise.
-        groupings: those for whose groups membership inference is reported.
+        groupings: groupings for whose groups membership inference is reported. The attacked records are drawn from each
+            group of the first one.
+        progress: whether a bar is shown.
 
     Returns:
         Plain JSON types: `algorithm`, `seed`, `confidence`, `claim`, `training` (public facts that identify the
@@ -58,7 +62,7 @@ def run(
         `sgd` and the algorithm, per attack, `overall` and `groups`).
 
     Raises:
-        EquidpError: if the run claims no ε, test records take part in it, or every attack is left out.
+        EquidpError: the run claims no ε, test records take part in it, or every attack is left out.
     """
     if not setup.algorithm.private:
         raise EquidpError(
@@ -99,19 +103,21 @@ def run(
 
 
 def claimed(setup: TrainingSetup, delta: float) -> float:
-    """The ε that the setup's training claims at δ: of its events, or of its budget."""
+    """Return the ε that the setup's training claims at δ, from its events or its budget."""
     return _claim(setup).epsilon(delta).value
 
 
 def claimed_curve(setup: TrainingSetup) -> dict[str, Any] | None:
-    """The trade-off curve that the setup's training claims; None if none is known."""
+    """Return the trade-off curve that the setup's training claims; None if none is known."""
     curve = _claim(setup).trade_off()
     return curve.to_dict() if curve else None
 
 
 def _claim(setup: TrainingSetup) -> Accounted:
-    """What one training costs, also where the statement's ε is of several trials: one of them is audited, and beside
-    what all of them cost together it could have next to no noise.
+    """Return what a single training costs, even if the statement's ε is for several trials.
+
+    The audit trains once. Compared with the ε of all trials together, this training could have almost no noise and not
+    be refuted.
     """
     algorithm, plan = setup.algorithm, setup.algorithm.adapt(setup.plan)
     budget, events = algorithm.budget(plan), algorithm.events(plan)
@@ -122,10 +128,11 @@ def _claim(setup: TrainingSetup) -> Accounted:
 
 
 def achieved(scores: Tensor, included: Tensor) -> list[list[float]]:
-    """Canaries accused wrongly, and recognised, by thresholds on the score at some rates of false alarms.
+    """Return the shares of canaries accused wrongly and recognised, by thresholds at some rates of false alarms.
 
-    The k-th largest of n others is exceeded by another one with probability k/(n + 1). Their own rate, (k − 1)/n, is
-    too small, as the threshold is one of them: an attack that sees nothing would lie above blind guessing.
+    A new canary that is out exceeds the k-th largest of n such canaries with probability k/(n + 1). The rate among
+    these n, (k − 1)/n, is too small, because the threshold is one of them: an attack that sees nothing would lie above
+    blind guessing.
     """
     members, others = scores[included], scores[~included].sort(descending=True).values
     points = []
@@ -137,7 +144,7 @@ def achieved(scores: Tensor, included: Tensor) -> list[list[float]]:
 
 
 def audited_delta(setup: TrainingSetup, settings: AuditSettings, canaries: int) -> float:
-    """δ of the audit. A fixed list of events claims an ε at every δ; a budget only at the δ that it was made for."""
+    """Return δ of the audit. A fixed list of events claims an ε at every δ; a budget only at the δ it was made for."""
     return settings.delta_of(canaries) if setup.algorithm.fixed else setup.plan.delta
 
 
@@ -161,7 +168,7 @@ def _input(train: Records, setup: TrainingSetup, settings: AuditSettings, seed: 
 
 
 def _judged(scores: Tensor, included: Tensor, setup: TrainingSetup, settings: AuditSettings) -> dict[str, Any]:
-    """The verdict beside the claim at the same δ, and the most that any guesses could have shown."""
+    """Return the verdict beside the claim at the same δ, and the most that any guesses could have shown."""
     canaries = len(scores)
     found: Verdict = verdict(
         scores,
@@ -211,7 +218,7 @@ def _membership(
 def _references(
     members: Records, others: Records, plain: TrainingSetup, count: int, seed: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Losses on (members, others) of models trained on halves of them, and which half each was trained on."""
+    """Return losses on members and others of models trained on halves of them, and the half of each model."""
     pool = joined(members, others)
     masks = halves(len(pool), count // 2, seed)
     plan = dataclasses.replace(plain.plan, records=len(pool) // 2)
@@ -235,7 +242,7 @@ def _exposures(
     how: dict[str, Any] = {"resamples": settings.resamples, "confidence": settings.confidence, "seed": seed}
     first, *_ = groupings
     whole = list(zip(sides, (members, others), strict=True))
-    # groups of the first grouping were drawn apart, and all else holds shares of them
+    # records were drawn by groups of the first grouping; all other figures need equal shares of these on both sides
     equal = alike(members.grouping(first)[0], others.grouping(first)[0], seed)
     mixed = [(scores[rows], part.take(rows)) for (scores, part), rows in zip(whole, equal, strict=True)]
     groups = {}

@@ -27,14 +27,15 @@ class TrainingSetup:
     """One way to train.
 
     Attributes:
-        build_model: a freshly initialised model for a schema; the same one every time.
-        plan: its public facts, noise included.
+        build_model: makes a freshly initialised model for a schema, the same model every time.
+        algorithm: what is trained and audited.
+        plan: the training's public facts, with its noise.
         loss: per-record losses of `(outputs, labels)`.
         learning_rate, optimizer, physical_batch_size, precision, device, augmentation: as for a training run.
         grouping: the partition that group-aware algorithms use.
-        by_unit: units of privacy span several records.
+        by_unit: whether units of privacy have several records.
         public: records without guarantee, for an algorithm that needs them.
-        baseline: what "before privacy" means.
+        baseline: the algorithm "before privacy".
     """
 
     build_model: Callable[[Schema], nn.Module]
@@ -64,11 +65,14 @@ class TrainingSetup:
         before: Callable[[Trainer], None] = lambda trainer: None,
         progress: bool = False,
     ) -> nn.Module:
-        """Train on `records`, which need not be as many as declared; returns the released model, in evaluation mode.
+        """Train on `records` and return the released model, in evaluation mode.
 
         Args:
-            model, loss, public, augmentation: in place of the setup's own.
-            before: called with the trainer before every step.
+            records: may be more or fewer than declared.
+            random: source of all random numbers.
+            model, loss, public, augmentation: used instead of the setup's own.
+            before: is called with the trainer before every step.
+            progress: whether a bar is shown.
         """
         network = (self.build_model(records.schema) if model is None else model).to(self.device)
         records = records.to(self.device)
@@ -95,7 +99,7 @@ class TrainingSetup:
 
 @torch.no_grad()
 def losses(model: nn.Module, records: Records, loss: Loss) -> Tensor:
-    """`[N]` loss of each record under a trained model, on the CPU."""
+    """Return each record's loss under a trained model, `[N]`, on the CPU."""
     device = next(model.parameters()).device
     size = scored_at_once(model, records.features)
     chunks = zip(records.features.split(size), records.labels.split(size), strict=True)

@@ -1,15 +1,15 @@
-"""One noised histogram of an evaluated part: all that its released figures are computed from.
+"""Histogram: one noised histogram of an evaluated part, from which all of its released figures are computed.
 
-Counts over (group, label, score bin), for every declared grouping one table. A record adds 1 to one cell of each table,
-so it moves the whole by an L2 distance of √(number of tables): the sensitivity. Where a unit has several records, each
-adds one over their number: a unit then moves a table by a mean of unit vectors, and by no more than 1. One Gaussian
-release covers every cell. Groups, labels and bins are declared, so that which cells there are tells nothing.
+For every declared grouping there is a table of counts over (group, label, score bin). A record adds 1 to one cell of
+each table, so it moves the histogram by an L2 distance of √(number of tables), which is the sensitivity. If a unit has
+m records, each adds 1/m. Then the unit moves a table by a mean of unit vectors, and so by no more than 1. One Gaussian
+release covers all cells. Groups, labels and bins are declared, so it reveals nothing which cells there are.
 
-The grouping `class` has no table of its own, as any other table has the labels. Where it is the only one, the one table
-has one group, `everyone`.
+The grouping `class` has no table of its own, because every other table has the labels. If `class` is the only grouping,
+there is one table with one group, `everyone`.
 
-A score bin is the predicted class and, within it, equal-width bins of the confidence (the largest probability). With
-two classes these are equal-width bins of the score of the second class, with an edge at one half.
+A score bin is the predicted class and, within it, a bin of the confidence (the largest probability); these bins have
+equal widths. With two classes they are bins of equal width of the second class's score, with an edge at one half.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from equidp.evaluation.intervals import Groups
 from equidp.mechanism.noise import RandomSource
 
 EVERYONE = "everyone"
-"""The grouping, and its only group, where no grouping but `class` is declared."""
+"""The grouping and its only group, if no grouping but `class` is declared."""
 
 
 @dataclass(frozen=True)
 class Noised:
-    """A released histogram; everything computed from it is covered by its ε.
+    """A released histogram. Its ε covers everything that is computed from it.
 
     Attributes:
         counts: per grouping, float64 `[groups, classes, classes, confidence bins]` noised counts: group, label,
@@ -52,13 +52,13 @@ class Noised:
     sd: float
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
+        """Return the histogram in JSON types."""
         counts = {grouping: values.tolist() for grouping, values in self.counts.items()}
         return {"counts": counts, "groups": dict(self.names), "classes": self.classes, "sd": self.sd}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Noised:
-        """Read `to_dict`'s result."""
+        """Read a result of `to_dict`."""
         return cls(
             {grouping: np.array(values, dtype=np.float64) for grouping, values in facts["counts"].items()},
             {grouping: tuple(names) for grouping, names in facts["groups"].items()},
@@ -68,41 +68,45 @@ class Noised:
 
 
 def tables(groupings: tuple[str, ...]) -> tuple[str, ...]:
-    """The groupings that have a table of their own."""
+    """Return the groupings that have a table of their own."""
     return tuple(name for name in groupings if name != "class") or (EVERYONE,)
 
 
 def sensitivity(groupings: tuple[str, ...]) -> float:
-    """How far one record, or one unit, moves the histogram, in L2."""
+    """Return the most that one record, or one unit, moves the histogram, in L2."""
     return math.sqrt(len(tables(groupings)))
 
 
 @lru_cache(maxsize=64)
 def figures_event(epsilon: float, delta: float, trials: Trials, setting: str = "privacy.evaluation.epsilon") -> Event:
-    """The Gaussian release whose ε at δ is the given one, over all declared trials.
+    """Return the Gaussian release that has this ε at δ, over all declared trials.
 
     Args:
-        setting: that asks for this ε; a refusal names it.
+        epsilon: ε of the figures.
+        delta: δ.
+        trials: declared number of trainings.
+        setting: name of the setting that gives this ε, for messages.
 
     Raises:
-        EquidpError: an ε that no noise meets, or that needs none.
+        EquidpError: no noise meets this ε, or it needs none.
     """
     try:
         return Event(1.0, trials.calibrate(lambda noise: (Event(1.0, noise),), epsilon, delta))
-    except EquidpError as error:  # its words are of the model's ε, which is another setting
+    except EquidpError as error:  # its message names the model's ε, which is another setting
         less = trials.epsilon((Event(1.0, 1.0),), delta).value < epsilon
         how = "so large that no noise would be needed: lower it" if less else "met by no noise: raise it"
         raise EquidpError(f"{setting}={epsilon:g} is, at δ = {delta:g}, {how}.") from error
 
 
 def cell_numbers(scores: NDArray, labels: NDArray, bins: int) -> tuple[NDArray, NDArray]:
-    """Predicted class and bin of confidence, of so many, of each record, int64 `[n]` each.
+    """Return each record's predicted class and its bin of confidence, int64 `[n]` each.
 
     A record whose scores are not finite counts as a wrong prediction of the lowest confidence.
 
     Args:
         scores: `[n, classes]` probabilities.
         labels: `[n]` class indices.
+        bins: number of bins of confidence.
     """
     classes = scores.shape[1]
     finite = np.isfinite(scores).all(axis=1)
@@ -129,8 +133,10 @@ def noised_histogram(
         scores: `[n, classes]` probabilities.
         labels: `[n]` class indices.
         groups: per declared grouping, group ids `[n]` and group names.
-        bins: score bins in all.
-        noise_multiplier: standard deviation of the noise over the sensitivity.
+        classes: class names, in label order.
+        bins: number of score bins over all predicted classes.
+        noise_multiplier: standard deviation of the noise divided by the sensitivity.
+        random: source of the noise.
         units: `[n]` numbers, equal for records of one unit, if a unit is protected as a whole; else None.
     """
     names = {name: tuple(groups[name][1]) if name in groups else (EVERYONE,) for name in tables(tuple(groups))}

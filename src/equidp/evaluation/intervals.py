@@ -1,23 +1,29 @@
 """Intervals of one run's figures: how much they depend on which records happen to be in the test part.
 
-In a group of 73 test records a single one changes an accuracy by more than a per cent. The interval shows this: 95 %
-over test parts of that size drawn from the same people, for the model as it is. It does not include that another seed
-would train another model; `seeds.py` does. Each interval holds at 95 % by itself: of twenty, one is expected to miss.
+In a group of 73 test records a single record changes an accuracy by more than one per cent. The interval shows this: it
+covers 95 % of test parts of that size drawn from the same people, for the given model. It does not include that another
+seed would train another model; `seeds.py` does. Each interval holds at 95 % by itself: of twenty intervals one is
+expected to miss.
 
-Of an accuracy it is Wilson's score interval. Of a difference of two models' accuracies on the same records, where they
-are right and wrong together most of the time, it is Newcombe's (Statistics in Medicine 17, 1998, pages 2635 to 2650,
-method 10), made of the two Wilson intervals and the correlation. Of a mean of errors, or of their differences, it is
-mean ± t·s/√n with records of one unit added up first, so that units are the independent observations.
+- For an accuracy it is Wilson's score interval.
+- For a difference of two models' accuracies it is Newcombe's interval (Statistics in Medicine 17, 1998, pages 2635 to
+  2650, method 10). Both models predict the same records, and are mostly right or wrong together. So the interval is
+  made of the two Wilson intervals and the correlation.
+- For a mean of errors, or of differences of errors, it is mean ± t·s/√n. The records of one unit are added up first, so
+  that units are the independent observations.
 
-Several records of one unit (a patient's visits) carry less information than the same number of units. As in survey
-sampling (Kish 1965) they count as n/D records, D being the variance of the share over whole units divided by that over
-records. D is estimated, and (z/t)² of the records are left for that, with Student's t (Korn and Graubard, Survey
-Methodology 24, 1998, pages 193 to 201). Its degrees of freedom are those of the units that tell D, less one: where each
-unit has c records of the rarer kind, right or wrong, these are (Σc)²/Σc², the number of units if all that have such a
-record have as many. Few units tell little: another one may be wrong throughout. So D is, by steps of that number up to
-`TELLING`, a geometric mean of what was found and of what it is where a unit's records are always equal. With none of
-the rarer kind they count as that: as many as there are units, fewer if some units have more records than others. The
-correlation is that of the units' sums.
+*Units with several records* (a patient's visits). Several records of one unit carry less information than the same
+number of units. As in survey sampling (Kish 1965) n records count as n/D, where D is the variance of the share over
+whole units divided by its variance over records. D is estimated, so only (z/t)² of these records are counted, with
+Student's t (Korn and Graubard, Survey Methodology 24, 1998, pages 193 to 201). Its degrees of freedom are the number of
+units that inform about D, less one. This number is (Σc)²/Σc², if the units have c records each of the rarer kind, right
+or wrong. If all units with such records have equally many, it is the number of these units.
+
+Few units say little about D, because the next unit may be wrong in all of its records. So D is a geometric mean of the
+estimate and of its value if the records of each unit were always equal. The estimate's share grows with the number of
+informing units, up to `TELLING`. Without any record of the rarer kind, D has that other value: the records count as
+many as there are units, or fewer if some units have more records than others. The correlation is that of the units'
+sums.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from scipy import stats
 CONFIDENCE = 0.95
 
 TELLING = 20
-"""So many units with a record of the rarer kind tell how alike the records of a unit are."""
+"""Number of units with a record of the rarer kind that suffice to estimate how alike the records of a unit are."""
 
 Groups = Mapping[str, tuple[NDArray, tuple[str, ...]]]
 """Per grouping: group ids `[n]` and the names of all groups, in id order."""
@@ -42,12 +48,12 @@ Pair = list[float]
 
 
 def accuracy_interval(right: NDArray[np.bool_], units: NDArray) -> Pair | None:
-    """Interval of the share of True in `[n]`; None if n is 0. `units`: the unit of each record, any numbers `[n]`."""
+    """Return the interval of the share of True in `[n]`; None if n is 0. `units` `[n]` has each record's unit."""
     return list(_Share(right, units).interval()) if len(right) else None
 
 
 def difference_interval(right: NDArray[np.bool_], right_before: NDArray[np.bool_], units: NDArray) -> Pair | None:
-    """Interval of the share of True in the first minus that in the second, both `[n]` of the same records."""
+    """Return the interval of the share of True in `right` minus that in `right_before`, `[n]` of the same records."""
     if not len(right):
         return None
     now, before = _Share(right, units), _Share(right_before, units)
@@ -60,14 +66,13 @@ def difference_interval(right: NDArray[np.bool_], right_before: NDArray[np.bool_
 
 
 def mean_interval(values: NDArray, units: NDArray, *, least: float = -math.inf, most: float = math.inf) -> Pair | None:
-    """Interval of the mean of `[n]` values; None with fewer than two units, or with a value that is not finite.
+    """Return the interval of the mean of `[n]` values, cut to the range that a mean can have, `least` to `most`.
 
-    It is cut to where a mean can be, from `least` to `most`.
+    None if there are fewer than two units, or if a value is not finite. None, too, if all values agree up to rounding,
+    as errors in ranks often do. Then they have no spread, and an interval of width 0 would claim that other records
+    agree as well.
 
-    None, too, where all values agree but for rounding, as errors in ranks often do: they have no spread, and an
-    interval without a width would say that other records agree as well.
-
-    Of units of several records the mean is a ratio of sums, and its variance that of the units' residual sums.
+    If units have several records, the mean is a ratio of sums. Its variance is that of the units' residual sums.
     """
     _, owners = np.unique(units, return_inverse=True)
     if not len(values) or not np.isfinite(values).all() or np.ptp(values) <= 1e-9 * np.abs(values).max():
@@ -84,9 +89,9 @@ def mean_interval(values: NDArray, units: NDArray, *, least: float = -math.inf, 
 def per_group(
     interval: Callable[..., Pair | None], groups: Groups, *right: NDArray[np.bool_], units: NDArray | None = None
 ) -> dict:
-    """An interval overall and in every group: `{"overall": …, "groups": {grouping: {group: …}}}`.
+    """Return an interval overall and in every group: `{"overall": …, "groups": {grouping: {group: …}}}`.
 
-    `units` as for the intervals; None where each record is a unit's only one.
+    `units` as for the intervals; None if each unit has one record.
     """
     arrays = (*right, np.arange(len(right[0])) if units is None else np.asarray(units))
     return {
@@ -99,12 +104,12 @@ def per_group(
 
 
 class _Share:
-    """A share of records, and the number of independent records they count as.
+    """A share of records, and the number of independent records that they are worth.
 
     Attributes:
-        share: of True.
+        share: the share of True.
         sums: `[units]`, each unit's number of right records minus its number of records times the share.
-        worth: number of independent records; n where every unit has one.
+        worth: number of independent records; n if every unit has one record.
     """
 
     def __init__(self, right: NDArray[np.bool_], units: NDArray) -> None:
@@ -112,7 +117,7 @@ class _Share:
         n, self.share = len(right), int(right.sum()) / len(right)
         self.sums = np.bincount(owners, weights=right - self.share)
         count, spread = len(self.sums), n * self.share * (1 - self.share)
-        design = float((np.bincount(owners) ** 2).sum()) / n  # 1 where every unit has one record
+        design = float((np.bincount(owners) ** 2).sum()) / n  # D if a unit's records are equal; 1 if units have one
         if design > 1 and spread:
             rarer = np.bincount(owners, weights=right == (self.share <= 0.5))
             telling = float(rarer.sum() ** 2 / (rarer**2).sum())
@@ -123,18 +128,18 @@ class _Share:
         self.worth = n / max(design, 1.0)
 
     def interval(self) -> tuple[float, float]:
-        """Wilson's."""
+        """Return Wilson's interval."""
         z, n, p = _normal(), self.worth, self.share
         middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
         return max(0.0, (middle - half) / (1 + z**2 / n)), min(1.0, (middle + half) / (1 + z**2 / n))
 
     def distances(self) -> tuple[float, float]:
-        """How far the interval reaches below and above the share."""
+        """Return how far the interval reaches below and above the share."""
         low, high = self.interval()
         return self.share - low, high - self.share
 
     def correlation(self, other: _Share) -> float:
-        """Pearson's, a positive one lessened for continuity as Newcombe has it; 0 where it is undefined."""
+        """Return Pearson's correlation; 0 if undefined. A positive one has Newcombe's continuity correction."""
         size = math.sqrt((self.sums**2).sum() * (other.sums**2).sum())
         if not size:
             return 0.0
@@ -144,10 +149,10 @@ class _Share:
 
 
 def _normal() -> float:
-    """1.96."""
+    """Return 1.96, the quantile of the normal distribution for the confidence."""
     return float(stats.norm.ppf((1 + CONFIDENCE) / 2))
 
 
 def _student(freedom: float) -> float:
-    """The same of Student's t with so many degrees of freedom."""
+    """Return the same quantile of Student's t with so many degrees of freedom."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))

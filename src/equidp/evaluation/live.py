@@ -1,6 +1,7 @@
-"""The figures shown during training: accuracy and loss on the test part.
+"""Live: the figures that are shown during training, accuracy and loss on the test part.
 
-Computed after every epoch, so plain counts are used; the figures of a finished run come from `metrics.py`.
+They are computed after every epoch, so they use plain counts to be fast. The figures of a finished run come from
+`metrics.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from equidp.evaluation.metrics import Groups, unique_slugs
 
 
 def live_metrics(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
-    """`test/accuracy`, `test/loss` and `test/accuracy/<grouping>:<group>`; groups without a record are left out.
+    """Return `test/accuracy`, `test/loss` and `test/accuracy/<grouping>:<group>`, without groups that have no record.
 
-    Scores are `[n, classes]` probabilities; the loss is left out where one is not finite.
+    Scores are `[n, classes]` probabilities. The loss is left out if a score is not finite.
     """
     right = (scores.argmax(axis=1) == labels).astype(float)
     row = {"test/accuracy": float(right.mean())}
@@ -25,7 +26,7 @@ def live_metrics(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, 
 
 
 def live_row(metric: str, values: NDArray, groups: Groups) -> dict[str, float]:
-    """A metric that is a mean of `[n]` values, overall and in every group with a record."""
+    """Return a metric that is a mean of `[n]` values, overall and in every group with a record."""
     row = {f"test/{metric}": float(values.mean())}
     groupings = unique_slugs(list(groups))
     for grouping, (ids, names) in groups.items():

@@ -1,8 +1,8 @@
-"""Per-group metrics of a trained model, and what privacy cost each group.
+"""Metrics of a trained model in every group, and the cost of privacy for each group.
 
-scikit-learn and Fairlearn compute the metrics; this module decides which, for which groups, and what counts as
-undefined. An undefined value is None, never NaN and never left out: a group without test records has count
-0. The one metric written here is the calibration error, which neither library offers.
+scikit-learn and Fairlearn compute the metrics. This module decides which metrics, for which groups, and when a value is
+undefined. An undefined value is None, never NaN and never left out. A group without test records has count 0. Only the
+calibration error is computed here, because neither library has it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from equidp.tasks import kind_of
 Thing = TypeVar("Thing", bound=Hashable)
 
 Figures = Callable[[NDArray], dict[str, float | None]]
-"""Row numbers of some records to their count and metrics."""
+"""Gives the count and metrics of the records with these row numbers."""
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "mcc", "auroc", "loss", "calibration_error")
-"""Measured overall and in every group, in the order they are shown."""
+"""Measured overall and in every group; shown in this order."""
 
 CALIBRATION_BINS = 15
 ROUNDING = 1e-6
-"""So far below 0 a probability may be: what is left of 1 beside the others."""
+"""A probability may be below 0 by this much, because it may be computed as 1 minus the others."""
 UNPREDICTED = -1
 """The predicted class of a record whose scores are not finite: it equals no label."""
 
@@ -50,22 +50,23 @@ def evaluate(
     """Measure a classifier overall and in every group.
 
     Args:
-        scores: `[n, classes]` softmax probabilities. A row with a non-finite entry counts as a wrong prediction, and
-            the loss, AUROC and calibration error of every group that holds one are None.
+        scores: `[n, classes]` softmax probabilities. A row with a non-finite entry counts as a wrong prediction. The
+            loss, AUROC and calibration error of every group that holds such a row are None.
         labels: `[n]` class indices.
         groups: per grouping, group ids `[n]` and group names. In the grouping `class` accuracy is the class's recall.
         classes: class names, in label order.
-        units: `[n]` numbers, equal for records of one unit; None where each is a unit's only one.
-        positive: name of the class whose rates are told; of two classes the second unless given.
+        units: `[n]` numbers, equal for records of one unit; None if each unit has one record.
+        positive: name of the class whose rates are reported; if not given, the second of two classes.
 
     Returns:
-        `overall` and `groups[grouping][group]` with `count` and the `METRICS`; `worst[grouping]`, the group of lowest
-        accuracy; `disparity[grouping]` from Fairlearn for every grouping without the classes. Both are over the groups
-        that `telling` names. `intervals` has the accuracies' intervals over test records (`intervals.py`). Where there
-        is a positive class, `positive_class` and its `rates`, with intervals among these (`rates.py`).
+        `overall` and `groups[grouping][group]` have `count` and the `METRICS`. `worst[grouping]` is the group of lowest
+        accuracy. `spread[grouping]` is the largest minus the smallest accuracy. `disparity[grouping]` is Fairlearn's,
+        for every grouping that does not include the classes. These three are over the groups that `telling` names.
+        `intervals` has the accuracies' intervals over test records (`intervals.py`). If there is a positive class,
+        `positive_class` is its name and `rates` has its rates; their intervals are in `intervals` (`rates.py`).
 
     Raises:
-        ValueError: if the arrays do not fit each other, or scores are below 0.
+        ValueError: the arrays do not fit each other, or scores are below 0.
         EquidpError: `positive` is none of the classes.
     """
     scores, labels = _as_probabilities(scores, len(classes)), np.asarray(labels)
@@ -92,7 +93,16 @@ def evaluate(
 def by_group(
     figures: Figures, count: int, groups: Groups, metrics: Sequence[str], main: str = "accuracy", worst: Callable = min
 ) -> dict:
-    """`overall`, `groups`, `worst` and `spread` of so many records."""
+    """Return `overall`, `groups`, `worst` and `spread` of `count` records.
+
+    Args:
+        figures: gives the figures of some rows.
+        count: number of records.
+        groups: as for `evaluate`.
+        metrics: names of the figures.
+        main: the figure by which groups are compared.
+        worst: `min` or `max`, which end of the main figure is bad.
+    """
     rows = np.arange(count)
     found = {grouping: _per_group(figures, rows, ids, names, metrics) for grouping, (ids, names) in groups.items()}
     return {
@@ -106,7 +116,10 @@ def by_group(
 def figures_of(
     measures: Mapping[str, Callable[[NDArray, NDArray], float | None]], truth: NDArray, found: NDArray
 ) -> Figures:
-    """The count and these measures of (truth, found) at row numbers; None where something found is not finite."""
+    """Return a function that gives, for row numbers, the count and the measures of (truth, found) in these rows.
+
+    The measures are None if a found value is not finite.
+    """
 
     def measure(rows: NDArray) -> dict[str, float | None]:
         true, given = truth[rows], found[rows]
@@ -119,27 +132,28 @@ def figures_of(
 def cost_intervals(
     private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
 ) -> dict:
-    """Intervals over test records of the cost of privacy in accuracy, overall and in every group.
+    """Return intervals over test records of the cost of privacy in accuracy, overall and in every group.
 
     Args:
         private: `[n, classes]` scores.
-        baseline: the same of the same records.
+        baseline: scores of the same records.
         labels: `[n]` class indices.
         groups: as for `evaluate`.
         units: as for `evaluate`.
     """
-    # as `evaluate` takes them: an interval is of the very predictions that the accuracies beside it count
+    # as in `evaluate`: the interval must be of the same predictions as the accuracies beside it
     right = [_predicted(_as_probabilities(of, np.shape(of)[1])) == labels for of in (baseline, private)]
     return per_group(difference_interval, groups, *right, units=units)
 
 
 def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
-    """The cost of each metric, overall and in every group, and its spread over the groups.
+    """Return the cost of privacy in each metric, overall and in every group, and its gap between groups.
 
-    A cost is what is lost (`Task.cost`): positive where the private model is worse. Both are results of `evaluate`, for
-    one seed, split and model. A value is None where either side has none, and all values are None if the baseline has
-    diverged or guesses: compared with a model that learnt nothing, privacy would seem to be free.
-    `gap[grouping]` is max − min over the `telling` groups that have a cost, and None where fewer than two have.
+    A cost is the loss in a metric (`Task.cost`), positive if the private model is worse. Both arguments are results of
+    `evaluate` for the same seed, split and model. A cost is None if either side has no value. All costs are None if the
+    baseline has diverged or guesses: compared with a model that learnt nothing, privacy would seem to be free.
+    `gap[grouping]` is the largest minus the smallest cost over the `telling` groups with a cost; None if fewer than two
+    have one.
     """
     task = kind_of(private)
     if not task.measures(baseline):
@@ -162,9 +176,9 @@ def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
 
 
 def metrics_document(private: Mapping, baseline: Mapping | None) -> dict:
-    """The content of `metrics.json`: the private model's figures, the baseline's, and the cost of privacy between them.
+    """Return the content of `metrics.json`: the private model's figures, the baseline's, and the cost of privacy.
 
-    Without a baseline (the `sgd` run itself) the keys `baseline` and `cost_of_privacy` are left out.
+    Without a baseline (in a run of `sgd` itself) the keys `baseline` and `cost_of_privacy` are left out.
     """
     document = dict(private)
     if baseline is not None:
@@ -174,12 +188,12 @@ def metrics_document(private: Mapping, baseline: Mapping | None) -> dict:
 
 
 def flat_metrics(document: Mapping) -> dict[str, float]:
-    """The figures of a `metrics_document` under the names that MLflow takes; undefined ones are left out.
+    """Return the figures of a `metrics_document` under names that MLflow accepts; undefined ones are left out.
 
     For example `test/accuracy`, `test/accuracy/sex:Female`, `test/worst_group_accuracy/sex`,
     `test/demographic_parity_difference/sex`, `baseline/accuracy`, `cost_of_privacy/accuracy/sex:Female`,
     `cost_of_privacy/gap/sex` (of accuracy) and `cost_of_privacy/gap/sex/excess_loss`. Other tasks have their own main
-    metric in the place of accuracy.
+    metric instead of accuracy.
     """
     main = kind_of(document).main
     flat = dict(_flat_figures("test", document))
@@ -195,17 +209,19 @@ def flat_metrics(document: Mapping) -> dict[str, float]:
 
 
 def telling(figures: Mapping[str, Mapping]) -> list[str]:
-    """Groups that are compared for a worst group, a gap or a disparity: those with enough records that chance alone
-    does not decide. All of them, if fewer than two have enough.
+    """Return the groups that are compared for a worst group, a gap or a disparity.
+
+    These are the groups with at least `MIN_TEST_RECORDS` records, so that chance alone does not decide. If fewer than
+    two groups have so many, all groups are compared.
     """
     large = [group for group, of in figures.items() if of["count"] >= MIN_TEST_RECORDS]
     return large if len(large) > 1 else list(figures)
 
 
 def worst_group(figures: Mapping[str, Mapping], main: str = "accuracy", worst: Callable[..., str | None] = min) -> dict:
-    """The `telling` group of lowest accuracy; `{"group": None, "accuracy": None}` if none has any.
+    """Return the `telling` group of lowest accuracy; `{"group": None, "accuracy": None}` if no group has one.
 
-    Of another task by its main metric, of which `worst` (`min` or `max`) says which end is bad.
+    Other tasks have another main metric; `worst` (`min` or `max`) says which end of it is bad.
     """
     known = {group: figures[group][main] for group in telling(figures)}
     known = {group: value for group, value in known.items() if value is not None}
@@ -214,9 +230,9 @@ def worst_group(figures: Mapping[str, Mapping], main: str = "accuracy", worst: C
 
 
 def spread(figures: Mapping[str, Mapping], main: str = "accuracy") -> float | None:
-    """Largest minus smallest main metric of the `telling` groups; None where fewer than two have one.
+    """Return the largest minus the smallest main metric of the `telling` groups; None if fewer than two have one.
 
-    Unlike the gap in cost it needs no baseline: it falls where the worst group comes closer to the best.
+    Unlike the gap in cost it needs no baseline: it is smaller if the worst group is closer to the best one.
     """
     known = [figures[group][main] for group in telling(figures) if figures[group][main] is not None]
     return max(known) - min(known) if len(known) > 1 else None
@@ -226,24 +242,24 @@ _WORDS = {"<=": "le ", ">=": "ge ", "≤": "le ", "≥": "ge ", "<": "lt ", ">":
 
 
 LONGEST_SLUG = 100
-"""Letters of a slug: a metric of MLflow's has the names of a grouping and of a group, and 250 in all."""
+"""The most letters of a slug: a name of an MLflow metric holds a grouping and a group, and may have 250 letters."""
 
 
 def slug(name: str) -> str:
-    """A grouping's or group's name within MLflow's alphabet: letters, digits, `_ - .` and space; long ones are cut."""
+    """Return a grouping's or group's name in MLflow's alphabet: letters, digits, `_ - .` and space; cut if long."""
     for sign, word in _WORDS.items():
         name = name.replace(sign, word)
     name = re.sub(r"[^A-Za-z0-9_\-. ]", "_", re.sub(r"\s+", " ", name).strip())[:LONGEST_SLUG]
-    return name if name.strip(".") else "_"  # MLflow takes names for paths, and refuses those that lead elsewhere
+    return name if name.strip(".") else "_"  # MLflow reads names as paths, and refuses those that lead elsewhere
 
 
 def unique_slugs(names: Sequence[str]) -> dict[str, str]:
-    """One slug per name, so that no group's figures replace another's."""
+    """Return a different slug for each name, so that no group's figures replace another's."""
     return numbered(names, slug)
 
 
 def numbered(things: Iterable[Thing], name: Callable[[Thing], str], sign: str = "_") -> dict[Thing, str]:
-    """Distinct names: equal ones are numbered from 2."""
+    """Return a different name for each thing: equal names are numbered from 2."""
     taken: dict[Thing, str] = {}
     for thing in things:
         candidate, n = name(thing), 2
@@ -254,12 +270,12 @@ def numbered(things: Iterable[Thing], name: Callable[[Thing], str], sign: str = 
 
 
 def calibration_error(labels: NDArray, scores: NDArray, bins: int = CALIBRATION_BINS) -> float:
-    """Expected calibration error: mean |accuracy − confidence| over equal-width bins of confidence, by bin size.
+    """Return the expected calibration error: the mean |accuracy − confidence| over bins, weighted by their records.
 
     Args:
         labels: `[n]` class indices.
         scores: `[n, classes]` probabilities; the confidence is the largest of a row.
-        bins: number of equal-width bins (0, 1/bins], …
+        bins: number of bins of equal width, (0, 1/bins], …
 
     Source: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, equation 3.
     """
@@ -270,12 +286,12 @@ def calibration_error(labels: NDArray, scores: NDArray, bins: int = CALIBRATION_
 
 
 def _as_probabilities(scores: NDArray, classes: int) -> NDArray:
-    """Scores in float64 with rows that sum to 1: with float32 softmax the error is larger than scikit-learn accepts."""
+    """Return scores in float64 with rows that sum to 1: a float32 softmax is less exact than scikit-learn requires."""
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim != 2 or scores.shape[1] != classes:
         raise ValueError(f"scores have shape {scores.shape}, expected [n, {classes}].")
     below = np.isfinite(scores).all(axis=1, keepdims=True) & (scores < 0)
-    # divided by a negative sum, outputs of a model would even change places
+    # outputs that are no probabilities may have a negative sum, and divided by it they would change their order
     if (below & (scores < -ROUNDING)).any():
         raise ValueError("scores are no probabilities: give softmax of a model's outputs, as `predict` does.")
     scores = np.where(below, 0.0, scores)
@@ -299,11 +315,11 @@ def _predicted(scores: NDArray) -> NDArray:
 
 
 def _per_group(figures: Figures, rows: NDArray, ids: NDArray, names: tuple[str, ...], metrics: Sequence[str]) -> dict:
-    """Figures of every named group, those without a record included."""
+    """Return the figures of every named group, also of groups without a record."""
     if not len(rows):
         return {name: _nothing(metrics) for name in names}
-    # MetricFrame copies its columns record by record in Python for every metric, and hands over one column of
-    # predictions, where AUROC needs all the scores: so there is one metric, of row numbers, which returns all figures
+    # MetricFrame copies its columns record by record in Python for every metric, and passes one column of predictions,
+    # but AUROC needs all scores. So MetricFrame gets a single metric of row numbers, which returns all figures.
     one = lambda _, chosen: figures(np.asarray(chosen))  # noqa: E731
     frame = MetricFrame(metrics=one, y_true=rows, y_pred=rows, sensitive_features={"group": np.asarray(ids)})
     measured = frame.by_group.to_dict()
@@ -311,24 +327,24 @@ def _per_group(figures: Figures, rows: NDArray, ids: NDArray, names: tuple[str, 
 
 
 def _nothing(metrics: Sequence[str]) -> dict:
-    """Figures of no record."""
+    """Return the figures of a group without a record."""
     return {"count": 0, **dict.fromkeys(metrics)}
 
 
 def _tidy(figures: Mapping[str, float | None]) -> dict:
-    """Plain Python numbers, and None for what is not finite."""
+    """Return figures as plain Python numbers, with None for those that are not finite."""
     tidy: dict = {k: float(v) if v is not None and math.isfinite(v) else None for k, v in figures.items()}
     return {**tidy, "count": int(figures["count"] or 0)}
 
 
 def _figures(scores: NDArray, predicted: NDArray, labels: NDArray) -> Figures:
-    """The count and all `METRICS` of row numbers."""
+    """Return a function that gives the count and all `METRICS` of row numbers."""
     metrics = _metrics(scores, predicted)
     return lambda rows: {"count": len(rows), **{name: of(labels[rows], rows) for name, of in metrics.items()}}
 
 
 def _metrics(scores: NDArray, predicted: NDArray) -> dict[str, Callable[[NDArray, NDArray], float | None]]:
-    """Metrics of (labels, row numbers)."""
+    """Return the metrics as functions of (labels, row numbers)."""
 
     def on_predictions(metric: Callable) -> Callable:
         return lambda labels, rows: metric(labels, predicted[rows])
@@ -352,29 +368,29 @@ def _metrics(scores: NDArray, predicted: NDArray) -> dict[str, Callable[[NDArray
 
 
 def _balanced_accuracy(labels: NDArray, predicted: NDArray) -> float | None:
-    """Mean recall of the classes that occur: `balanced_accuracy_score` without its warning about the others.
+    """Return the mean recall of the classes that occur: `balanced_accuracy_score` without its warning about the others.
 
-    Undefined for one class only, of which it would be the accuracy.
+    Undefined if only one class occurs, for which it would be the accuracy.
     """
     present = np.unique(labels)
     return sk.recall_score(labels, predicted, labels=present, average="macro") if len(present) > 1 else None
 
 
 def _macro_f1(labels: NDArray, predicted: NDArray) -> float | None:
-    """Mean F1 of the classes that occur among labels or predictions; undefined in a group of one class."""
+    """Return the mean F1 of the classes among labels or predictions; undefined if all labels are of one class."""
     if len(np.unique(labels)) < 2:
         return None
-    occurring = np.setdiff1d(np.union1d(labels, predicted), [UNPREDICTED])  # which is no class, with an F1 of 0
+    occurring = np.setdiff1d(np.union1d(labels, predicted), [UNPREDICTED])  # UNPREDICTED is no class, but has F1 0
     return sk.f1_score(labels, predicted, labels=occurring, average="macro", zero_division=0)
 
 
 def _mcc(labels: NDArray, predicted: NDArray) -> float | None:
-    """Undefined for one class only, where scikit-learn would say 0."""
+    """Return Matthews' correlation; undefined if only one class occurs, where scikit-learn returns 0."""
     return sk.matthews_corrcoef(labels, predicted) if len(np.unique(labels)) > 1 else None
 
 
 def _auroc(labels: NDArray, scores: NDArray) -> float | None:
-    """Area under the ROC curve; one-versus-rest, averaged over the classes that occur, for more than two classes."""
+    """Return the area under the ROC curve; for several classes the mean of one-versus-rest over those that occur."""
     present = np.unique(labels)
     if len(present) < 2:
         return None
@@ -384,7 +400,7 @@ def _auroc(labels: NDArray, scores: NDArray) -> float | None:
 
 
 def _loss(labels: NDArray, scores: NDArray) -> float:
-    """Mean cross-entropy in nats."""
+    """Return the mean cross-entropy in nats."""
     return sk.log_loss(labels, scores, labels=np.arange(scores.shape[1]))
 
 

@@ -1,11 +1,14 @@
-"""Figures of several labels of 0 or 1 each, overall, in every group and for every label.
+"""Multilabel: figures of several labels of 0 or 1 each, overall, in every group and for every label.
 
-A label is predicted where its probability is above one half. Label accuracy is the share of right labels, over all
-records and labels; exact match the share of records of which every label is right; macro AUROC the mean over those
-labels that occur with both values among the records; the loss is the mean binary cross-entropy in nats. scikit-learn
-computes them inside Fairlearn's frame. All are None where a probability is not finite.
+A label is predicted as 1 if its probability is above one half.
 
-Intervals of label accuracy are over test records (`mean_interval`), each record with its own share of right labels.
+- Label accuracy: the share of right labels, over all records and labels.
+- Exact match: the share of records with all labels right.
+- Macro AUROC: the mean over the labels that occur with both values among the records.
+- Loss: the mean binary cross-entropy in nats.
+
+scikit-learn computes them inside Fairlearn's frame. All are None if a probability is not finite. Intervals of label
+accuracy are over test records (`mean_interval`), of each record's share of right labels.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from equidp.evaluation.metrics import by_group, figures_of
 
 METRICS = ("label_accuracy", "macro_auroc", "exact_match", "loss")
 LABEL_METRICS = ("accuracy", "auroc")
-"""Of each label."""
+"""Figures of each label."""
 
 
 def evaluate(
@@ -32,8 +35,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure predicted labels: `[n, labels]` probabilities; the truth `[n, labels]` is 0 or 1.
 
-    As `Task.evaluate`, and `labels[name]` with `overall`, `groups` and `worst` of `LABEL_METRICS`. `usual` is the label
-    accuracy of each label's more frequent value for everybody; None without records.
+    Returns:
+        As `Task.evaluate`, and `labels[name]` with `overall`, `groups` and `worst` of `LABEL_METRICS`. `usual` is the
+        label accuracy of predicting each label's more frequent value for all records; None without records.
     """
     scores, truth = np.asarray(scores, dtype=np.float64), np.asarray(truth).astype(np.int64)
     of_all: dict[str, Callable[[NDArray, NDArray], float | None]] = {
@@ -60,12 +64,15 @@ def evaluate(
 def cost_intervals(
     private: NDArray, baseline: NDArray, truth: NDArray, groups: Groups, *, units: NDArray | None = None
 ) -> dict[str, Any]:
-    """Intervals of what label accuracy lost; probabilities `[n, labels]` of two models."""
+    """Return intervals of the cost of privacy in label accuracy; probabilities `[n, labels]` of two models."""
     return per_group(mean_interval, groups, shares(baseline, truth) - shares(private, truth), units=units)
 
 
 def live(scores: NDArray, truth: NDArray, groups: Groups) -> dict[str, float]:
-    """`test/label_accuracy`, `test/label_accuracy/<grouping>:<group>` and `test/loss`; none where one is not finite."""
+    """Return `test/label_accuracy`, `test/label_accuracy/<grouping>:<group>` and `test/loss`.
+
+    They are all left out if a probability is not finite.
+    """
     if not np.isfinite(scores).all():
         return {}
     losses = [_loss(*pair) for pair in zip(truth.T, np.asarray(scores, dtype=np.float64).T, strict=True)]
@@ -73,7 +80,7 @@ def live(scores: NDArray, truth: NDArray, groups: Groups) -> dict[str, float]:
 
 
 def shares(scores: NDArray, truth: NDArray) -> NDArray:
-    """Share of right labels of each record, float64 `[n]`; NaN where a probability is not finite."""
+    """Return each record's share of right labels, float64 `[n]`; NaN if one of its probabilities is not finite."""
     right = ((scores > 0.5) == (truth > 0.5)).mean(axis=1)
     return np.where(np.isfinite(scores).all(axis=1), right, np.nan)
 

@@ -1,4 +1,4 @@
-"""The ε that a given test figure needs: where the curve of one run reaches it, with an interval over seeds."""
+"""Needed: the ε at which a run's curve reaches a given test figure, with an interval over seeds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from equidp.evaluation.seeds import Interval, mean_interval
 
 @dataclass(frozen=True)
 class Needed:
-    """What seeds needed.
+    """The ε that seeds needed.
 
     Attributes:
         target: the figure to be reached.
-        by_seed: ε at which each seed that reached it did so.
-        seeds: how many were tried.
-        interval: mean and 95 % interval over the seeds; None where one has not reached it: a mean over the others would
-            be too small.
+        by_seed: ε at which each seed reached it; seeds that did not are left out.
+        seeds: number of seeds that were tried.
+        interval: mean and 95 % interval over the seeds; None if a seed has not reached the target, because a mean over
+            the others would be too small.
     """
 
     target: float
@@ -36,18 +36,18 @@ class Needed:
 
 
 def epsilon_needed(histories: Mapping[int, pd.DataFrame], target: float, metric: str = "accuracy") -> Needed:
-    """ε spent by the first evaluated epoch after which `test/<metric>` is at least `target`.
+    """Return the ε spent at the first evaluated epoch after which `test/<metric>` is at least `target`.
 
-    It describes a curve. Stopping there would be a choice by test records, and the ε is exact to the distance of two
-    evaluated epochs (`training.evaluate_every`).
+    This only describes a curve: to stop there would be a choice by test records. The ε is exact up to the distance of
+    two evaluated epochs (`training.evaluate_every`).
 
     Args:
         histories: `history.parquet` of one setting's runs, by seed: columns `epsilon` and `test/<metric>`.
         target: such as 0.96.
-        metric: one that grows as a model improves.
+        metric: a metric that grows as a model improves.
 
     Raises:
-        EquidpError: without a history, or where one has no such column.
+        EquidpError: there is no history, or a history lacks such a column.
     """
     if not histories:
         raise EquidpError("No history is among those given: make the runs first.")

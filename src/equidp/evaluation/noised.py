@@ -1,31 +1,33 @@
-"""Figures of a noised histogram, with 95 % intervals that hold sampling and noise.
+"""Noised: figures of a noised histogram, with 95 % intervals that include sampling and noise.
 
-Everything here is post-processing of `histogram.Noised`. Sums of noised counts are used as they are: a sum of counts of
-which the negative ones were raised to 0 would be too large in every small group. Only results are cut, to the range
-that they can have; a figure whose denominator the noise alone could explain is None, and its interval still holds.
+Everything here is post-processing of `histogram.Noised`. Sums of noised counts are used as they are: if negative counts
+were raised to 0, sums would be too large in every small group. Only results are cut, to the range that they can have. A
+figure is None if noise alone could explain its denominator; its interval still holds.
 
-*Intervals.* Each figure θ has a statistic T(θ), linear in θ, with mean 0 if θ is the true value; the interval is where
-T(θ)² ≤ z²·V(θ), V the variance of T (Fieller's method; without noise it is Wilson's interval). For a share R/N of
-records, with k_R cells among the hits and k_W among the others, s the noise of a count and n = max(N, 0),
+*Intervals.* Each figure θ has a statistic T(θ), linear in θ, with mean 0 if θ is the true value. The interval is where
+T(θ)² ≤ z²·V(θ), with V the variance of T (Fieller's method; without noise it is Wilson's interval). For a share R/N of
+records let k_R be the number of cells among the hits, k_W the number of other cells, s the noise of a count and
+n = max(N, 0). Then
 
     T = R − θN,    V = n·θ(1−θ) + s²·(k_R·(1−θ)² + k_W·θ²).
 
-For a mean over pairs of a record of the second class and one of the first, h the value of a pair of cells,
+For a mean over pairs of a record of the second class (counts P) and one of the first (counts N), with h the value of a
+pair of cells,
 
     T = Σ_ji P_j N_i (h_ji − θ),    A = h − θ,
     V = s²(‖A N‖² + ‖Aᵀ P‖²) − s⁴‖A‖² + Σ_j P_j ((A N)_j² − s²‖A_j‖²) + Σ_i N_i ((Aᵀ P)_i² − s²‖A^i‖²),
 
-the first part noise, with what the noise of P and N themselves adds taken off, and the second sampling (DeLong et al.
-1988), likewise; each is at least what it can be: s⁴‖A‖², and 0. With h = 1 where the first score is higher and ½ for a
-tie it is AUROC.
+The first part of V is noise, the second part sampling (DeLong et al. 1988). From each part the expected contribution of
+the noise in P and N themselves is subtracted. Each part is raised to its least possible value, s⁴‖A‖² and 0. With h = 1
+if the first score is higher and ½ for a tie this is AUROC.
 
-A mean θ of K recalls r_k is in the interval if min Σ_k T_k(r_k)²/V_k(r_k) ≤ z², over all recalls of mean θ: what one
-class tells is kept where noise hides another. Of h hidden classes nothing but their range, [0, 1], may be known, at
-whose corner nothing is left to minimise over: then the minimum is a sum of h squares, and in half of the cases of one
-more for the known classes together. Differences of groups are combined from their parts' intervals (MOVER, Zou and
-Donner 2008).
+A mean θ of K recalls r_k is in the interval if min Σ_k T_k(r_k)²/V_k(r_k) ≤ z², over all recalls with mean θ. So the
+known recall of one class still counts if noise hides another class. Of h hidden classes maybe only their range [0, 1]
+is known. At a corner of that range nothing is left to minimise over. Then the minimum is a sum of h squares, and in
+half of the cases of one more square for the known classes together. Differences between groups are combined from their
+intervals (MOVER, Zou and Donner 2008).
 
-AUROC and calibration are those of the binned score, with a bin's middle for its confidence.
+AUROC and calibration are those of the binned score; a bin's confidence is its middle.
 """
 
 from __future__ import annotations
@@ -55,24 +57,24 @@ PARITY = ("selection_rate", "true_positive_rate", "false_positive_rate")
 """Rates of the second of two classes, whose differences between groups are released."""
 
 WIDEST_BIN = 0.1
-"""Of confidence, for a figure of calibration."""
+"""The widest bin of confidence for which calibration is computed."""
 
 STEPS = 100
-"""Of the widest interval of a recall, at which a mean of recalls is looked for."""
+"""Number of steps into which the widest interval of a recall is divided, to search a mean of recalls."""
 
 GRID = 1001
-"""Points of θ at which an interval over pairs is looked for."""
+"""Number of values of θ at which an interval over pairs is searched."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, None where the noise hides it, and its interval."""
+    """A figure, or None if noise hides it, and its interval."""
 
     value: float | None
     interval: Pair
 
     def distances(self) -> tuple[float, float]:
-        """How far the interval reaches below and above the value; the middle stands for a value that is hidden."""
+        """Return how far the interval reaches below and above the value; a hidden value is taken as the middle."""
         value = sum(self.interval) / 2 if self.value is None else self.value
         return max(value - self.interval[0], 0.0), max(self.interval[1] - value, 0.0)
 
@@ -86,16 +88,16 @@ class Cells:
 
     @property
     def classes(self) -> int:
-        """How many."""
+        """Number of classes."""
         return self.counts.shape[1]
 
     @property
     def right(self) -> NDArray:
-        """`[labels, predicted, bins]` bool."""
+        """Mask of the cells with right predictions, `[labels, predicted, bins]` bool."""
         return np.broadcast_to(np.eye(self.classes, dtype=bool)[:, :, None], self.counts.shape)
 
     def size(self, z: float | None = None) -> Estimate:
-        """The number of records, at least 0."""
+        """Return the number of records, at least 0."""
         z = _z() if z is None else z
         found, half = float(self.counts.sum()), z * self.sd * math.sqrt(self.counts.size)
         return Estimate(max(found, 0.0), [max(found - half, 0.0), max(found + half, 0.0)])
@@ -103,7 +105,7 @@ class Cells:
     def share(
         self, hits: NDArray, among: NDArray, z: float | None = None, ends: tuple[float, float] = (0.0, 1.0)
     ) -> Estimate:
-        """The share of `hits` among `among`, both masks of cells; its interval is cut to `ends`."""
+        """Return the share of `hits` among `among`, both masks of cells; its interval is cut to `ends`."""
         z = _z() if z is None else z
         hits = hits & among
         found, total, noise = float(self.counts[hits].sum()), float(self.counts[among].sum()), (z * self.sd) ** 2
@@ -117,7 +119,7 @@ class Cells:
         return Estimate(self._quotient(found, total, cells, (0.0, 1.0)), interval)
 
     def overconfidence(self) -> Estimate | None:
-        """Mean confidence minus accuracy; None where the bins are too wide to tell."""
+        """Return the mean confidence minus the accuracy; None if the bins are too wide."""
         bins = self.counts.shape[2]
         width = (1 - 1 / self.classes) / bins
         if width > WIDEST_BIN + 1e-9:
@@ -136,11 +138,11 @@ class Cells:
         return Estimate(self._quotient(found, total, values.size, (-1.0, 1.0)), interval)
 
     def balanced_accuracy(self) -> Estimate:
-        """The mean of the classes' recalls; a class that the part has no record of makes its interval wide."""
+        """Return the mean of the classes' recalls. A class without records makes the interval wide."""
         recalls = [self.share(self.right, self.of(k)) for k in range(self.classes)]
         known = [of.value for of in recalls if of.value is not None]
         hidden = len(recalls) - len(known)
-        # a known recall may leave [0, 1] in the minimum, or at a corner it could not make up for another
+        # in the minimum a known recall may be outside [0, 1]: else it could not balance another one at a corner
         ends = [(0.0, 1.0) if of.value is None else (-1.0, 2.0) for of in recalls]
         bound = _bound(hidden, len(known))
         wide = [self.share(self.right, self.of(k), math.sqrt(bound), of).interval for k, of in enumerate(ends)]
@@ -150,10 +152,10 @@ class Cells:
         return Estimate(sum(known) / len(known) if not hidden else None, interval)
 
     def _least_misfits(self, wide: Sequence[Pair], ends: Sequence[tuple[float, float]]) -> tuple[NDArray, NDArray]:
-        """Means of the classes' recalls, and of each mean the least sum of misfits over all recalls that have it.
+        """Return means of the classes' recalls, and for each mean the least sum of misfits over recalls with this mean.
 
-        Each recall is sought over its wide interval. All grids have one step, so that a sum of recalls is on a grid
-        too, and one class more is a minimum over a sliding window.
+        Each recall is searched in its wide interval. All grids have the same step, so sums of recalls are on a grid,
+        too. Then each further class is a minimum over a sliding window.
         """
         step = max(high - low for low, high in wide) / STEPS
         middle, first, least = 0.0, 0, np.zeros(1)
@@ -166,7 +168,7 @@ class Cells:
         return (middle + step * (first + np.arange(len(least)))) / len(wide), least
 
     def _misfit(self, label: int, recall: NDArray) -> NDArray:
-        """T²/V of the class's recall, at every recall."""
+        """Return T²/V of a class at each of these recalls."""
         among = self.counts[label]
         t = float(among[label].sum()) - recall * float(among.sum())
         hits, n = among[label].size, max(float(among.sum()), 0.0)
@@ -175,25 +177,25 @@ class Cells:
         return np.divide(t**2, v, out=np.where(t == 0, 0.0, np.inf), where=v > 0)
 
     def auroc(self) -> Estimate | None:
-        """Area under the ROC curve of two classes' binned scores; None for more classes."""
+        """Return the area under the ROC curve of two classes' binned scores; None for more classes."""
         if self.classes > 2:
             return None
         bins = self.counts.shape[2]
-        place = np.concatenate([bins - 1 - np.arange(bins), bins + np.arange(bins)])  # by the score of the second
+        place = np.concatenate([bins - 1 - np.arange(bins), bins + np.arange(bins)])  # by the second class's score
         return self._pairs((np.sign(place[:, None] - place[None, :]) + 1) / 2)
 
     def rates(self, z: float | None = None) -> dict[str, Estimate]:
-        """`PARITY` of two classes."""
+        """Return the rates of `PARITY`, for two classes."""
         given = self.of(1).swapaxes(0, 1)
         among = (self.of(), self.of(1), self.of(0))
         return {name: self.share(given, of, z) for name, of in zip(PARITY, among, strict=True)}
 
     def accuracy(self, z: float | None = None) -> Estimate:
-        """The share of right predictions."""
+        """Return the share of right predictions."""
         return self.share(self.right, self.of(), z)
 
     def reliability(self) -> list[dict[str, Any]]:
-        """Accuracy in each bin of confidence."""
+        """Return the accuracy in each bin of confidence."""
         bins = self.counts.shape[2]
         rows = []
         for k, middle in enumerate(middles(bins, self.classes)):
@@ -204,25 +206,25 @@ class Cells:
         return rows
 
     def of(self, label: int | None = None) -> NDArray:
-        """Mask of the cells of a label, or of all."""
+        """Return the mask of the cells of a label, or of all cells."""
         mask = np.full(self.counts.shape, label is None)
         if label is not None:
             mask[label] = True
         return mask
 
     def rough(self, among: NDArray) -> float:
-        """The share of right predictions among these cells, however much of it is noise; in [0, 1]."""
+        """Return the share of right predictions among these cells, in [0, 1], even if it is mostly noise."""
         total = max(float(self.counts[among].sum()), 1.0)
         return min(max(float(self.counts[self.right & among].sum()) / total, 0.0), 1.0)
 
     def _quotient(self, found: float, total: float, cells: int, ends: tuple[float, float]) -> float | None:
-        """The figure, unless noise alone could have made its denominator."""
+        """Return the figure, or None if noise alone could explain its denominator."""
         if total <= max(_z() * self.sd * math.sqrt(cells), 0.5):
             return None
         return float(np.clip(found / total, *ends))
 
     def _pairs(self, values: NDArray) -> Estimate:
-        """Mean of `values[j, i]` over pairs of a record in cell j of the second class and one in cell i of the first.
+        """Return the mean of `values[j, i]` over pairs of records, in cells j of the second class and i of the first.
 
         Within a label the cells are numbered by predicted class, then by bin.
         """
@@ -243,19 +245,20 @@ class Cells:
 
 
 def middles(bins: int, classes: int) -> NDArray:
-    """The middle confidence of each bin, `[bins]`."""
+    """Return the middle confidence of each bin, `[bins]`."""
     return 1 / classes + (np.arange(bins) + 0.5) * (1 - 1 / classes) / bins
 
 
 def released_figures(noised: Noised) -> dict[str, Any]:
-    """All figures that follow from a released histogram; JSON types.
+    """Return all figures that follow from a released histogram, in JSON types.
 
     Returns:
         `overall` and `groups[grouping][group]` with `FIGURES`, and their 95 % intervals as `intervals`, of the same
-        shape. `worst[grouping]`, `gap[grouping]` (of accuracy) and `disparity[grouping]` (of `PARITY`, two classes
-        only) are over the groups that are known to have ten records or more, by intervals of their sizes that hold for
-        all groups together; the figures' own are wide enough for all of these groups. `left_out[grouping]` names the
-        other groups. `reliability` is the accuracy by confidence. Figures that noise hides are None.
+        shape. `worst[grouping]`, `gap[grouping]` (of accuracy) and `disparity[grouping]` (of `PARITY`, for two classes
+        only) are over the groups that are known to have ten records or more. This is known by intervals of the groups'
+        sizes that hold for all groups together. The intervals of these three figures are wide enough for all compared
+        groups. `left_out[grouping]` names the other groups. `reliability` is the accuracy by confidence. Figures that
+        noise hides are None.
     """
     whole = overall(noised)
     every = _figures(whole)
@@ -276,7 +279,7 @@ def released_figures(noised: Noised) -> dict[str, Any]:
 
 
 def flat_released(document: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of `metrics_release.json` under the names that MLflow takes, hidden ones left out.
+    """Return the figures of `metrics_release.json` under names that MLflow accepts, without hidden ones.
 
     For example `released/accuracy/sex:Female`, `released/worst_group_accuracy/sex`, `released/gap/sex`.
     """
@@ -296,7 +299,7 @@ def flat_released(document: Mapping[str, Any]) -> dict[str, float]:
 
 
 def overall(noised: Noised) -> Cells:
-    """Counts of all records: every grouping's table sums to them, weighted by how little noise each sum has."""
+    """Return the counts of all records: the mean of the tables' sums, weighted by their inverse noise variance."""
     worth = {grouping: 1 / len(table) for grouping, table in noised.counts.items()}
     total = sum(worth.values())
     counts = sum(worth[grouping] / total * table.sum(axis=0) for grouping, table in noised.counts.items())
@@ -304,15 +307,16 @@ def overall(noised: Noised) -> Cells:
 
 
 def known_large(groups: Mapping[str, Cells]) -> dict[str, Cells]:
-    """The groups that are known to have ten records or more, by intervals of their sizes that hold for all together."""
-    every = _z(len(groups))  # or of many small groups one would be among the large ones by chance
+    """Return the groups known to have ten records or more, by intervals of sizes that hold for all groups together."""
+    every = _z(len(groups))  # otherwise one of many small groups would count as large by chance
     return {name: of for name, of in groups.items() if of.size(every).interval[0] >= MIN_TEST_RECORDS}
 
 
 def lowest(found: Mapping[str, Estimate], wide: Mapping[str, Estimate]) -> dict[str, Any]:
-    """The group of lowest value and an interval of the lowest true value.
+    """Return the group of lowest value, and an interval of the lowest true value.
 
-    That is below every group's upper end, each wide enough for all together, and not below all of the lower ends.
+    The lowest true value is below the upper ends of all groups' intervals, which are wide enough for all groups
+    together (`wide`). It is not below all of the lower ends.
     """
     known = {name: of.value for name, of in found.items() if of.value is not None}
     if not known:
@@ -323,7 +327,10 @@ def lowest(found: Mapping[str, Estimate], wide: Mapping[str, Estimate]) -> dict[
 
 
 def spread(found: Sequence[Estimate]) -> dict[str, Any]:
-    """Largest minus smallest value, with an interval by the differences of all pairs, wide enough for them together."""
+    """Return the largest minus the smallest value, and its interval, from the differences of all pairs.
+
+    The given intervals must be wide enough for all pairs together.
+    """
     values = [of.value for of in found if of.value is not None]
     if len(found) < 2 or len(values) < len(found):
         return {"difference": None, "interval": None}
@@ -335,7 +342,7 @@ def spread(found: Sequence[Estimate]) -> dict[str, Any]:
 
 
 def _compared(groups: Mapping[str, Mapping[str, Cells]]) -> dict[str, Any]:
-    """`worst`, `gap`, `disparity` and `left_out`."""
+    """Return `worst`, `gap`, `disparity` and `left_out`."""
     document: dict[str, dict] = {"worst": {}, "gap": {}, "disparity": {}, "left_out": {}}
     for grouping, cells in groups.items():
         sure = known_large(cells)
@@ -357,7 +364,7 @@ def _figures(cells: Cells) -> dict[str, Estimate | None]:
 
 
 def _class_figures(cells: Cells, label: int) -> dict[str, Estimate | None]:
-    """Of the records of one class: its row of cells alone."""
+    """Return the figures of one class's records, from its row of cells."""
     of = Cells(cells.counts[label : label + 1], cells.sd)
     right = np.zeros(of.counts.shape, dtype=bool)
     right[0, label] = True
@@ -378,12 +385,12 @@ def _nested(figures: Mapping[str, Mapping[str, Any]], take: Any) -> dict[str, di
 
 
 def _z(at_once: int = 1) -> float:
-    """How many standard deviations a two-sided interval reaches, where so many must hold together (Bonferroni)."""
+    """Return how many standard deviations a two-sided interval reaches if so many must hold together (Bonferroni)."""
     return float(stats.norm.ppf(1 - (1 - CONFIDENCE) / 2 / at_once))
 
 
 def _bound(hidden: int, known: int) -> float:
-    """What the least misfit of so many recalls stays below in 95 % of cases, at a corner of the hidden ones' range."""
+    """Return the 95 % bound of the least misfit of so many recalls, at a corner of the hidden ones' range."""
     if not (hidden and known):
         return float(stats.chi2.ppf(CONFIDENCE, max(hidden, 1)))
 
@@ -394,9 +401,9 @@ def _bound(hidden: int, known: int) -> float:
 
 
 def _hull(a: float, b: float, c: float, ends: tuple[float, float]) -> Pair:
-    """The smallest interval that holds every θ in `ends` with aθ² + bθ + c ≤ 0; `ends` itself where there is none.
+    """Return the smallest interval that holds every θ in `ends` with aθ² + bθ + c ≤ 0; `ends` itself if there is none.
 
-    An empty set says that the noise was larger than it is in 95 % of cases: then nothing is known.
+    If there is no such θ, the noise was larger than in 95 % of cases, and nothing is known.
     """
     low, high = ends
     if a == 0.0 and b == 0.0:
@@ -409,7 +416,10 @@ def _hull(a: float, b: float, c: float, ends: tuple[float, float]) -> Pair:
 
 
 def _zeros(values: NDArray, theta: NDArray) -> Pair:
-    """The smallest interval that holds every θ at which the values are at most 0, ends found between grid points."""
+    """Return the smallest interval that holds every θ at which the values are at most 0, interpolated at its ends.
+
+    If there is no such θ, it is the whole range.
+    """
     inside = np.flatnonzero(values <= 0)
     if not len(inside):
         return [float(theta[0]), float(theta[-1])]
@@ -424,7 +434,7 @@ def _zeros(values: NDArray, theta: NDArray) -> Pair:
 
 
 def _difference(one: Estimate, other: Estimate) -> tuple[float, float]:
-    """Interval of the first figure minus the second, which are independent."""
+    """Return the interval of the first figure minus the second; the two are independent."""
     assert one.value is not None
     assert other.value is not None
     (below, above), (other_below, other_above) = one.distances(), other.distances()

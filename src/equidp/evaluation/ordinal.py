@@ -1,13 +1,15 @@
-"""Figures of ordered classes, overall and in every group.
+"""Ordinal: figures of ordered classes, overall and in every group.
 
-The predicted class is the median of a record's probabilities: the number of classes above which more than half of the
-probability lies. Errors are counted in ranks, that is how many classes prediction and truth are apart: their mean
-(MAE), and the share of records at most one rank apart. Kappa is Cohen's with quadratic weights, 0 at chance and 1 where
-all are right. The loss is the mean binary cross-entropy, in nats, of "is above this class", for every class but the
-last. scikit-learn computes them inside Fairlearn's frame. All are None where a probability is not finite, kappa also
-where the records are of one class.
+The predicted class is the median of a record's probabilities: its index is the number of classes above which more than
+half of the probability lies. An error is counted in ranks: by how many classes prediction and truth are apart.
 
-Intervals are over test records (`mean_interval`), of the errors in ranks and of their differences.
+- MAE: the mean error. Within one: the share of records at most one rank apart.
+- Kappa: Cohen's with quadratic weights; 0 at chance and 1 if all predictions are right.
+- Loss: the mean binary cross-entropy, in nats, of "is above this class", for every class but the last.
+
+scikit-learn computes them inside Fairlearn's frame. All are None if a probability is not finite. Kappa is also None if
+all records are of one class. Intervals are over test records (`mean_interval`), of the errors in ranks and of their
+differences.
 """
 
 from __future__ import annotations
@@ -41,12 +43,12 @@ def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, units: NDArray
 def cost_intervals(
     private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
 ) -> dict[str, Any]:
-    """Intervals of the MAE's cost of privacy; probabilities `[n, classes]` of two models."""
+    """Return intervals of the cost of privacy in MAE; probabilities `[n, classes]` of two models."""
     return per_group(mean_interval, groups, errors(private, labels) - errors(baseline, labels), units=units)
 
 
 def live(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
-    """`test/mae`, `test/mae/<grouping>:<group>` and `test/loss`; figures that are not finite are left out."""
+    """Return `test/mae`, `test/mae/<grouping>:<group>` and `test/loss`, without figures that are not finite."""
     row = live_row("mae", errors(scores, labels), groups)
     if np.isfinite(scores).all():
         row["test/loss"] = _loss(labels, above(scores))
@@ -54,13 +56,13 @@ def live(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
 
 
 def above(scores: NDArray) -> NDArray:
-    """Probability that a record's class is above each class but the last, float64 `[n, classes − 1]`."""
+    """Return the probabilities that a record's class is above each class but the last, float64 `[n, classes − 1]`."""
     summed = np.asarray(scores, dtype=np.float64)[:, ::-1].cumsum(axis=1)[:, ::-1]
     return np.clip(summed[:, 1:], 0.0, 1.0)
 
 
 def errors(scores: NDArray, labels: NDArray) -> NDArray:
-    """How many ranks each record's predicted class is from its own, float64 `[n]`; NaN where it has no prediction."""
+    """Return by how many ranks each record's prediction is wrong, float64 `[n]`; NaN if it has no prediction."""
     apart = np.abs(_median(above(scores)) - labels).astype(np.float64)
     return np.where(np.isfinite(scores).all(axis=1), apart, np.nan)
 

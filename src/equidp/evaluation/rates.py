@@ -1,13 +1,13 @@
-"""Rates of one class, the positive one, in every group: what rules on fair treatment ask about.
+"""Rates of the positive class in every group, which rules on fair treatment are about.
 
     selection rate              share of all records that are predicted positive
-    true positive rate          share of the positive records that are        (equal opportunity)
-    false positive rate         share of the other records that are           (with it: equalized odds)
-    predictive value            share of those predicted positive that are positive
+    true positive rate          share of the positive records that are predicted positive   (equal opportunity)
+    false positive rate         share of the other records that are predicted positive      (both: equalized odds)
+    predictive value            share of the records predicted positive that are positive
 
 The first three are Fairlearn's `selection_rate`, `true_positive_rate` and `false_positive_rate`, the last is
 scikit-learn's precision. Each is a share of some records, so each has Wilson's interval over test records
-(`intervals.py`). A rate of no record is None, where those libraries answer 0.
+(`intervals.py`). A rate over no records is None, where those libraries return 0.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ COMPARED = {rate.__name__: rate for rate in (selection_rate, true_positive_rate,
 
 
 def positive_label(classes: tuple[str, ...], declared: str = "") -> int | None:
-    """Label of the class that counts as positive: the declared one, else the second of two; None of more.
+    """Return the label of the positive class: the declared one, or the second of two classes; None if there are more.
 
     Raises:
-        EquidpError: it is none of the classes.
+        EquidpError: the declared class is none of the classes.
     """
     if declared and declared not in classes:
         raise unknown_name("data.positive_class", declared, classes)
@@ -44,9 +44,10 @@ def positive_label(classes: tuple[str, ...], declared: str = "") -> int | None:
 def group_rates(
     predicted: NDArray, labels: NDArray, groups: Groups, positive: int, *, units: NDArray | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Each rate and its interval, both `[grouping][group][rate]`; not of groups within a class.
+    """Return each rate and its interval, both as `[grouping][group][rate]`.
 
-    Predicted and true labels are class indices `[n]`, `positive` is the positive class's.
+    Groupings whose groups lie within the classes are left out. Predicted and true labels are class indices `[n]`;
+    `positive` is the positive class's index.
     """
     owners = np.arange(len(labels)) if units is None else np.asarray(units)
     given, true = predicted == positive, labels == positive
@@ -76,21 +77,22 @@ def group_rates(
 def disparity(
     predicted: NDArray, labels: NDArray, ids: NDArray, positives: Sequence[int], among: Sequence[int]
 ) -> dict:
-    """Fairlearn's demographic parity and equalised odds; of several positive classes the mean over one-versus-rest.
+    """Return Fairlearn's demographic parity and equalised odds.
 
-    Equalised odds compare true and false positive rates, so a class enters only if every group has records inside and
-    outside it: Fairlearn would count an absent rate as 0.
+    For several positive classes it is the mean over one-versus-rest. Equalised odds compare true and false positive
+    rates. So a class counts only if every group has records inside and outside it, because Fairlearn would count a
+    missing rate as 0.
     """
     kept = np.isin(ids, among)
     predicted, labels, ids = predicted[kept], labels[kept], ids[kept]
     parity: list[tuple[float, float]] = []
     odds: list[float] = []
-    # equal records are handed over once, weighted by their number: Fairlearn takes a microsecond per record and metric
+    # equal records are passed once, weighted by their number: Fairlearn takes a microsecond per record and metric
     kinds, numbers = np.unique(np.stack([ids, labels, predicted]), axis=1, return_counts=True)
     present = np.unique(kinds[0])
     for k in positives if len(present) > 1 else ():
         true, given = (kinds[1] == k).astype(int), (kinds[2] == k).astype(int)
-        # what demographic_parity_* and equalized_odds_difference look at, in one frame instead of one each
+        # the rates that demographic_parity_* and equalized_odds_difference need, in a single frame
         frame = MetricFrame(
             metrics=COMPARED,
             y_true=true,
@@ -110,6 +112,6 @@ def disparity(
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Mean of the finite values (a ratio is NaN where no record at all was given the class)."""
+    """Return the mean of the finite values (a ratio is NaN if no record is predicted to be of the class)."""
     finite = [float(v) for v in values if math.isfinite(v)]
     return sum(finite) / len(finite) if finite else None

@@ -1,9 +1,9 @@
-"""Figures of predicted numbers, overall and in every group, in the unit of the number itself.
+"""Regression: figures of predicted numbers, overall and in every group, in the unit of the number itself.
 
-Of errors (prediction minus truth): their mean absolute value (MAE), the root of their mean square (RMSE), and their
-mean (the bias: positive where predictions are too high); and R², the share of the truth's variance that is predicted.
-scikit-learn computes them inside Fairlearn's frame. A figure is None where a prediction is not finite, and R² where
-there are fewer than two records or the truth does not vary.
+An error is prediction minus truth. The figures are the errors' mean absolute value (MAE), the root of their mean square
+(RMSE), and their mean (the bias, positive if predictions are too high). R² is the share of the truth's variance that is
+predicted. scikit-learn computes them inside Fairlearn's frame. A figure is None if a prediction is not finite. R² is
+also None if there are fewer than two records or the truth does not vary.
 
 Intervals are over test records (`mean_interval`), of the absolute errors, and of their differences between two models
 on the same records.
@@ -27,7 +27,7 @@ from equidp.evaluation.metrics import by_group, figures_of
 METRICS = ("mae", "rmse", "r2", "mean_error")
 
 COUNT_METRICS = ("mae", "rmse", "r2", "mean_error", "deviance")
-"""Of counts: the mean Poisson deviance too."""
+"""Figures of counts, with the mean Poisson deviance."""
 
 MEASURES: dict[str, Callable[[NDArray, NDArray], float | None]] = {
     "mae": sk.mean_absolute_error,
@@ -46,7 +46,7 @@ def evaluate(
     metrics: tuple[str, ...] = METRICS,
     units: NDArray | None = None,
 ) -> dict[str, Any]:
-    """Measure predicted numbers `[n]` by `METRICS`, or by `COUNT_METRICS` where predictions are above 0.
+    """Measure predicted numbers `[n]` by `METRICS`, or by `COUNT_METRICS` if predictions are above 0.
 
     As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
     """
@@ -60,12 +60,12 @@ def evaluate(
 def cost_intervals(
     private: NDArray, baseline: NDArray, truth: NDArray, groups: Groups, *, units: NDArray | None = None
 ) -> dict[str, Any]:
-    """Intervals of the MAE's cost of privacy; arguments `[n]`, else as for `evaluate`."""
+    """Return intervals of the cost of privacy in MAE; arguments are `[n]`, the rest as for `evaluate`."""
     lost = np.abs(private.astype(np.float64) - truth) - np.abs(baseline.astype(np.float64) - truth)
     return per_group(mean_interval, groups, lost, units=units)
 
 
 def live(predicted: NDArray, truth: NDArray, groups: Groups) -> dict[str, float]:
-    """`test/mae` and `test/mae/<grouping>:<group>`; figures that are not finite are left out."""
+    """Return `test/mae` and `test/mae/<grouping>:<group>`, without figures that are not finite."""
     errors = np.abs(np.asarray(predicted, dtype=np.float64) - truth)
     return {name: value for name, value in live_row("mae", errors, groups).items() if math.isfinite(value)}

@@ -1,12 +1,12 @@
-"""Several seeds: means, 95 % intervals, and differences paired by seed.
+"""Seeds: means over several seeds, 95 % intervals, and differences paired by seed.
 
-A cost of privacy is a difference between two runs of one seed (same split, same initial weights), so its interval is
-that of the per-seed differences; the interval of two separate means would be too wide. With n seeds the interval is
-mean ± t(n − 1)·s/√n, Student's t. A single seed has no interval, and neither have seeds that agree exactly: shares of
-a few test records often do, by their coarseness, and a width of 0 would call that certainty.
+A cost of privacy is a difference between two runs with the same seed (same split, same initial weights). So its
+interval is that of the differences by seed; an interval of two separate means would be too wide. With n seeds the
+interval is mean ± t(n − 1)·s/√n, Student's t. A single seed has no interval. Seeds that agree exactly have none either:
+shares of a few test records often agree because they are coarse, and a width of 0 would look like certainty.
 
-The interval is of what other seeds would give on these test records, or, where each seed draws its own, on this table.
-It leaves out that other people would give other figures.
+The interval says what other seeds would give on these test records, or on this table if each seed draws its own test
+records. It does not include that other people would give other figures.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass
 from scipy import stats
 
 ROUNDING = 1e-12
-"""Differences of one pair of shares by two orders of operations stay below it."""
+"""Values that differ by no more count as equal. A difference of shares, computed in another order, differs by less."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval; `low` and `high` are None for a single value and for values all equal.
+    """A mean and its confidence interval; `low` and `high` are None for a single value and if all values are equal.
 
     Attributes:
         mean: arithmetic mean over seeds.
@@ -46,10 +46,10 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """Mean and Student-t interval of independent values; no interval where they do not differ beyond rounding.
+    """Return mean and Student-t interval of independent values; no interval if they are equal up to rounding.
 
     Raises:
-        ValueError: without a value, or with one that is not finite.
+        ValueError: there is no value, or a value is not finite.
     """
     n = len(values)
     if n == 0 or not all(math.isfinite(v) for v in values):
@@ -63,14 +63,14 @@ def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inter
 
 
 def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
-    """Mean and interval of first − second over the seeds that both have.
+    """Return mean and interval of first − second over the seeds that both have.
 
     Args:
         first: value by seed.
         second: value by seed.
 
     Raises:
-        ValueError: if no seed is in both.
+        ValueError: no seed is in both.
 
     Examples:
         >>> round(paired_difference({0: 0.60, 1: 0.70, 2: 0.80}, {0: 0.59, 1: 0.68, 2: 0.77}).mean, 3)
@@ -80,17 +80,17 @@ def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -
 
 
 def over_seeds(documents: Mapping[int, Mapping]) -> dict:
-    """Summarise `metrics_document`s of several seeds into one of the same shape.
+    """Summarise the `metrics_document`s of several seeds into one document of the same shape.
 
-    Every number becomes `{"mean", "low", "high", "seeds"}`, or None where no seed has it. Costs of privacy and gaps
-    were taken within each seed, so their intervals are paired. Words (the worst group's name) become the list of the
-    distinct ones. The seeds' own intervals, over test records, are left out.
+    Every number becomes `{"mean", "low", "high", "seeds"}`, or None if no seed has it. Costs of privacy and gaps were
+    computed within each seed, so their intervals are paired. Words (the worst group's name) become the list of distinct
+    words. The seeds' own intervals, over test records, are left out.
     """
     return _merge([_without_intervals(documents[seed]) for seed in sorted(documents)])
 
 
 def _without_intervals(document: Mapping) -> dict:
-    """Only where `metrics_document` has them: a class may be called so."""
+    """Return a document without its `intervals`, where `metrics_document` has them: a class may have the same name."""
     parts = {name: _without_intervals(document[name]) for name in ("baseline", "cost_of_privacy") if name in document}
     return {name: value for name, value in document.items() if name != "intervals"} | parts
 

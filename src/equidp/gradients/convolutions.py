@@ -34,24 +34,30 @@ from equidp.gradients.workspace import Workspace
 if TYPE_CHECKING:
     from equidp.gradients.kernels import Tiles
 
-TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
+TYPICAL_RECORDS = 64  # assumed to choose how norms are formed, because a batch's own number of records is private
 
 
 class Convolutions(Term):
     """Gradients of a convolution's weight `[o, c, kh, kw]`: outer products whose positions are the output's pixels.
 
-    The windows that the pixels see overlap, so they are never written out for the whole batch. Norms come either from
-    gradients, formed in registers or a cache-full of records at a time (and kept, if they fit, so that the weighted sum
-    is one vector-matrix product), or from Gram matrices of *pixels*: `⟨window p, window q⟩ = Σ_δ ⟨x[p+δ], x[q+δ]⟩`
-    needs only the pixels' own products, shifted and added. Without kept gradients the weighted sum forms them again,
-    or, where positions are few and nothing is compiled, is torch's own weight gradient.
+    A window is the part of an image that an output pixel sees. Windows overlap, so they are never written out for the
+    whole batch. Norms come from one of two sources:
+
+    - Gradients, which are formed in registers, or for as many records at a time as a cache holds. If they fit, they are
+      kept, and the weighted sum is one vector-matrix product.
+    - Gram matrices of *pixels*: `⟨window p, window q⟩ = Σ_δ ⟨x[p+δ], x[q+δ]⟩` needs only the pixels' own products,
+      shifted and added.
+
+    If gradients are not kept, the weighted sum forms them again. If there are few positions and no compiled code, it is
+    torch's own weight gradient instead.
 
     Args:
         kernel: the geometry.
         images: per call, inputs `[b, c, H, W]`, all of one shape.
         backprops: per call, `[b, o, oh, ow]`.
-        workspace: where gradients are kept and windows written.
-        zeros: as of `F.pad`, what the images still lack of their padding.
+        workspace: where gradients are kept and windows are written.
+        owner: key of the kept gradients in the workspace.
+        zeros: the part of the padding that the images do not have yet, as an argument of `F.pad`.
     """
 
     def __init__(
@@ -86,11 +92,11 @@ class Convolutions(Term):
 
     @cached_property
     def images(self) -> Sequence[Tensor]:
-        """With all of their padding."""
+        """The images with all of their padding."""
         return [F.pad(x, self._zeros) for x in self.bare] if any(self._zeros) else self.bare
 
     def tiles(self, kernels: ModuleType | None) -> Tiles | None:
-        """How a GPU's kernels form the gradients; None where they do not."""
+        """Return how a GPU's kernels form the gradients; None if they do not."""
         if kernels is None or len(self.bare) > 1:
             return None
         left, _, top, _ = self._zeros
@@ -104,17 +110,17 @@ class Convolutions(Term):
 
     @property
     def positions(self) -> int:
-        """P, the output's pixels of all calls."""
+        """P, the number of output pixels of all calls."""
         return self._positions
 
     @property
     def width(self) -> int:
-        """Of how many products the entries of both Gram matrices are sums."""
+        """Number of products that are summed in an entry of either Gram matrix."""
         return self.kernel.fan_in + self.kernel.channels[1]
 
     @property
     def numel(self) -> int:
-        """Entries of a gradient, as it is formed."""
+        """Number of entries of a gradient as it is formed, which may have outputs added for alignment."""
         return self._numel
 
     def form(self, out: Tensor) -> None:
@@ -128,14 +134,14 @@ class Convolutions(Term):
         return self._positions <= MANY and self._gram_cost() < self._gradient_cost()
 
     def _keeps(self, records: int = TYPICAL_RECORDS) -> bool:
-        """Whether to keep the gradients: where forming them again costs more than a trip to main memory and back.
+        """Whether to keep the gradients: whether forming them again costs more than a trip to main memory and back.
 
-        Of a batch's own records only where they are kept may depend, never how norms are formed.
+        The batch's own number of records may decide only whether they are kept, never how norms are formed.
         """
         return records * self._numel <= self._workspace.keep_floats and self._positions > self._costs.keep
 
     def _gram_cost(self) -> float:
-        """Per record, as `_gradient_cost`."""
+        """Return the cost per record of norms from Gram matrices and of the sum, in multiplications (see `Costs`)."""
         c, o = self.kernel.channels
         shift = self._positions**2 / self._cut.outputs[1] * self._costs.run + self._positions**2 * self._costs.copy
         products = self._pixels**2 * c + self._positions**2 * o
@@ -147,20 +153,20 @@ class Convolutions(Term):
         return copies + self._positions * self._numel + later
 
     def _sum_cost(self) -> float:
-        """Per record, of a weighted sum without kept gradients."""
+        """Return the cost per record of a weighted sum without kept gradients."""
         return self._positions * self._numel * (1 if self._compiled is not None else self._costs.weight)
 
     def _materialised(self) -> Tensor:
-        # on a GPU what is kept has one matrix for all layers (`together.py`), and this one had no room there
+        # on a GPU all layers' kept gradients are in one matrix (`together.py`), which has no room for this layer
         if self.bare[0].device.type == "cpu" and self._keeps(self._records):
             self._kept = self._workspace.take(self._owner, self._records, self._numel, like=self.images[0])
         if self._compiled is not None:
             return compiled_norms(self._compiled, self._kept)
-        sizes = self.sizes()  # before what is formed drives images and backprops out of the caches
+        sizes = self.sizes()  # first, because gradients will drive images and backprops out of the caches
         return raised(torch.cat([norms_of(found) for _, found in self._pieces()]), sizes)
 
     def _pieces(self) -> Iterator[tuple[slice, Tensor]]:
-        """Some records at a time and their gradients `[m, numel]`, kept or soon overwritten."""
+        """Give some records at a time and their gradients `[m, numel]`, which are kept or soon overwritten."""
         for start, stop in self._workspace.chunks(self._records, self._cut.scratch() + self._numel):
             if self._kept is None:
                 found = self._workspace.take("gradients", stop - start, self._numel, like=self.images[0])
@@ -171,7 +177,8 @@ class Convolutions(Term):
         self._factors = []
 
     def sizes(self) -> Tensor:
-        # at most: Σ_p |window p|·|backprop p| ≤ √(Σ |window p|²·Σ |backprop p|²), and so many windows see each pixel
+        # an upper bound: Σ_p |window p|·|backprop p| ≤ √(Σ |window p|²·Σ |backprop p|²), and at most `seen` windows
+        # see a pixel
         pairs = zip(self.images, self.backprops, strict=True)
         return summed([(self.kernel.seen * _squares(x) * _squares(b)).sqrt() for x, b in pairs])
 
@@ -190,7 +197,7 @@ class Convolutions(Term):
             self._cut.multiply(view[start:stop], backprops[start:stop], out, call > 0, self._workspace)
 
     def grams(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Gram matrices of windows and of backprops, some records at a time."""
+        """Give the Gram matrices of windows and of backprops, for some records at a time."""
         for start, stop in self._workspace.chunks(self._records, self._pixels**2):
             pixels = along_positions([x[start:stop].flatten(2) for x in self.images], 2)
             backprops = along_positions([b[start:stop].flatten(2) for b in self.backprops], 2)
@@ -198,7 +205,7 @@ class Convolutions(Term):
             yield left, alike(backprops.transpose(1, 2), backprops)
 
     def _window_products(self, products: Tensor) -> Tensor:
-        """Products of pixels `[m, LHW, LHW]` to products of windows `[m, P, P]`; L calls of one shape."""
+        """Return products of windows `[m, P, P]` from products of pixels `[m, LHW, LHW]`, for L calls of one shape."""
         if products.device.type != "cpu":
             return self._window_products_at_once(products)
         calls, (height, width) = len(self.images), self.images[0].shape[2:]
@@ -211,9 +218,9 @@ class Convolutions(Term):
         return total.flatten(4).flatten(1, 3)
 
     def _window_products_at_once(self, products: Tensor) -> Tensor:
-        """The same by one operation: a view in which every place of the kernel is an entry to sum over."""
+        """Return the same by one operation: a sum over a view that has an entry for every place of the kernel."""
         kernel, calls, (height, width) = self.kernel, len(self.images), self.images[0].shape[2:]
-        side = products.shape[1]  # of one record's matrix
+        side = products.shape[1]  # rows of one record's matrix
         if kernel.size == (1, 1) and kernel.stride == (1, 1):
             return products
         steps = [kernel.dilation[0] * width, kernel.dilation[1]]
@@ -238,7 +245,7 @@ class Convolutions(Term):
         return summed(parts)[: self._outputs].flatten()
 
     def _as_weight(self, gradients: Tensor) -> Tensor:
-        """`[…, numel]` in the weight's own order."""
+        """Return gradients `[…, numel]` in the weight's own order, without outputs that were added."""
         source = self._compiled or self._cut
         return source.as_weight(gradients)[:, : self._outputs].reshape(*gradients.shape[:-1], -1)
 
@@ -252,11 +259,11 @@ class Convolutions(Term):
     def gradients(self, start: int, stop: int) -> Tensor:
         if self._compiled is not None:
             return self._as_weight(self._compiled.gradients(start, stop))
-        room = self.images[0].new_empty(stop - start, self._numel)  # the caller keeps it: no buffer
+        room = self.images[0].new_empty(stop - start, self._numel)  # no buffer, because the caller keeps it
         self._form(start, stop, room)
         return self._as_weight(room)
 
 
 def _squares(images: Tensor) -> Tensor:
-    """`[b]` squared norms of `[b, c, H, W]`, in whichever order it lies in memory."""
+    """Return squared norms `[b]` of images `[b, c, H, W]`, in any memory layout."""
     return torch.linalg.vector_norm(images, dim=(1, 2, 3)).square() + images[0].numel() * LOST

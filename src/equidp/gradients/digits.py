@@ -19,7 +19,7 @@ AGAIN = 3
 """Digits must repeat in so many further passes before a difference is blamed on the other records."""
 
 COPIED = 8
-"""So many records are tried in a batch of copies of themselves."""
+"""Number of records that are tried in a batch of copies of themselves."""
 
 
 def compare_digits(

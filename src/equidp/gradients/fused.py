@@ -1,7 +1,8 @@
-"""Fused: who may use the GPU's own kernels (`kernels.py`): a CUDA device with Triton, once they gave what torch gives.
+"""Fused: decides whether our own kernels for a GPU (`kernels.py`) are used.
 
-Whether they are used follows from the machine alone, and is a fact of a run's life (`training/checkpoint.py`): they
-round otherwise than torch's operations do.
+They are used on a CUDA device with Triton, if they give the same as torch on a few numbers. This follows from the
+machine alone. A checkpoint records it (`training/checkpoint.py`), because the kernels round differently from torch's
+operations.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from equidp.gradients.windows import Kernel
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
-SHORT = 5e-3  # of products in TF32, which have 11 digits of 24
+SHORT = 5e-3  # tolerance for products in TF32, which have 11 of 24 binary digits
 
 
 def kernels_for(like: Tensor) -> ModuleType | None:
-    """The kernels, for tensors such as this one; None where torch's operations take their place."""
+    """Return the kernels for tensors such as `like`; None if torch's operations are used instead."""
     if like.device.type != "cuda" or like.dtype != torch.float32:
         return None
     return _tried(like.device)
 
 
 def version(device: torch.device) -> str:
-    """Of the kernels that a device uses; empty where it uses none."""
+    """Return the version of the kernels that a device uses; empty if it uses none."""
     kernels = kernels_for(torch.empty(0, device=device))
     return f"Triton {kernels.triton.__version__}" if kernels else ""
 
@@ -45,7 +46,7 @@ def _tried(device: torch.device) -> ModuleType | None:
 
         if off := differing(kernels, device):
             raise ArithmeticError(f"{off} differ from torch's")
-    except Exception as error:  # whatever a compiler, a driver or a card has against them
+    except Exception as error:  # any error of a compiler, a driver or a card
         why = "Norms are taken by torch's operations, as Triton's kernels do not run here (%s)."
         logger.warning(why, first_line(error))
         return None
@@ -54,10 +55,10 @@ def _tried(device: torch.device) -> ModuleType | None:
 
 @torch.no_grad()
 def differing(kernels: ModuleType, device: torch.device) -> str:
-    """Which kernels give something else than torch, on a few numbers; empty where none does."""
+    """Return the names of the kernels that differ from torch on a few numbers; empty if none does."""
     from equidp.gradients.layers import group_norm_at_once
 
-    # no generator is asked: a run's own would be a draw further
+    # no random numbers, because a draw would change the run's own generator
     ramp = torch.arange(2 * 6 * 25, device=device, dtype=torch.float32).mul(0.37).sin().view(2, 6, 5, 5)
     other, matrices = ramp.cos(), ramp.view(2, 6, 25)
     left, right = matrices.transpose(1, 2) @ matrices, other.view(2, 6, 25).transpose(1, 2) @ matrices
@@ -88,18 +89,20 @@ def differing(kernels: ModuleType, device: torch.device) -> str:
 
 
 TRIED = (
-    ("convolutions", (22, 70), (3, 2), (2, 1), 1, (5, 14)),  # padded; several tiles, each of them as large as any
+    ("convolutions", (22, 70), (3, 2), (2, 1), 1, (5, 14)),  # padded; several tiles, among them the largest
     ("bare convolutions", (3, 20), (3, 3), (1, 1), 0, (5, 18)),
-    ("1×1 convolutions", (20, 36), (1, 1), (1, 1), 0, (4, 16)),  # whose rows begin at 16 bytes
-    ("short 1×1 convolutions", (20, 36), (1, 1), (1, 1), 0, (5, 4)),  # and not at 64
+    ("1×1 convolutions", (20, 36), (1, 1), (1, 1), 0, (4, 16)),  # rows begin at multiples of 16 bytes
+    ("short 1×1 convolutions", (20, 36), (1, 1), (1, 1), 0, (5, 4)),  # and not at multiples of 64 bytes
 )
-"""Name, channels, kernel, stride, padding and images of the convolutions that a device is tried with."""
+"""Name, channels, kernel, stride, padding and image size of the convolutions that a device is tried with."""
 
 
 def _convolutions(kernels: ModuleType, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
-    """Short products make a gradient of few digits; norms and sums are of all the digits that were formed.
+    """Return pairs of results of the kernels for convolutions, and of torch, by name.
 
-    Of three records the last has no weight, and is not finite when the sum is taken.
+    The gradients may have few digits, because their products are in TF32. Norms and sums are compared with those of the
+    gradients that the kernels formed, so they must have all digits. Of three records the last has weight 0, and is not
+    finite when the sum is taken.
     """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for name, channels, size, stride, padding, sides in TRIED:
@@ -125,5 +128,5 @@ def _convolutions(kernels: ModuleType, device: torch.device) -> dict[str, tuple[
 
 
 def _numbers(frequency: float, device: torch.device, *shape: int) -> Tensor:
-    """Of no short period, so that no two records or channels look alike."""
+    """Return numbers without a short period, so that no two records or channels are alike."""
     return torch.arange(math.prod(shape), device=device, dtype=torch.float32).mul(frequency).sin().view(shape)

@@ -1,10 +1,11 @@
-"""Kernels: what a GPU does in one launch where torch launches several operations (Triton).
+"""Kernels: Triton kernels that do in one launch on a GPU what takes torch several.
 
-They sum what is there already, once read: squares of rows, products of Gram matrices, GroupNorm's gradients. And they
-form convolutions' gradients, a tile at a time, without writing out the windows that these see. Every number of a sum is
-float32, added up in at least as many partial sums as torch's own kernels have, so that what `rounding.py` says of a
-norm holds for theirs; nothing is added by atomics, whose order would change from run to run. Their torch twins are in
-`rounding.py`, `layers.py` and `convolutions.py`; who may use them says `fused.py`.
+Some kernels sum tensors that are in memory, and read them once: squares of rows, products of Gram matrices, GroupNorm's
+gradients. Others form the gradients of convolutions, a tile at a time, without writing windows out.
+
+All sums are float32, with at least as many partial sums as torch's own kernels have. So what `rounding.py` says of
+norms holds for them, too. No kernel adds by atomics, whose order would change from run to run. The same operations in
+torch are in `rounding.py`, `layers.py` and `convolutions.py`. `fused.py` decides which of them are used.
 """
 # ruff: noqa: N803
 
@@ -27,23 +28,23 @@ from equidp.gradients.windows import Kernel
 
 PIECE = 1 << 16  # floats of a row that one program sums, in BLOCK partial sums
 BLOCK = 2048
-MOST = 16  # tensors of one launch
-TILE = 1 << 12  # floats of a group of channels that one program has at a time
-WIDE = 128  # most rows and columns of a gradient that one program forms
-NARROW = 32  # and where products have all digits, as when a model is tried out: else a compiler takes too long for them
-MOST_STAGES = 3
-PROGRAMS = 1 << 9  # that a weighted sum is cut into, where tiles are few
+MOST = 16  # the most tensors of one launch
+TILE = 1 << 12  # floats of a group of channels that one program reads at a time
+WIDE = 128  # the most rows and columns of a gradient that one program forms
+NARROW = 32  # the same for products with all digits (when a model is tried), which would else take too long to compile
+MOST_STAGES = 3  # the most blocks of pixels that a program loads ahead
+PROGRAMS = 1 << 9  # number of programs into which a weighted sum is cut if there are few tiles
 
 TURNED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
-"""Whether windows are read as [IN, BLOCK] and turned: where nothing else decides, neighbouring threads lie along a
-block's last axis since Triton 3.7, and along its first one before."""
+"""Whether windows are read as [IN, BLOCK] and then transposed. Since Triton 3.7 neighbouring threads lie along a
+block's last axis by default, before that along its first axis."""
 
 LOST = tl.constexpr(rounding.LOST)
 
 
 def launch(kernel: Any, like: Tensor, grid: tuple[int, int], *given: Any, **constants: Any) -> None:
     """Launch a kernel on the device of `like`, on torch's current stream."""
-    with torch.cuda.device_of(like):  # sums of products are fused as ever: from Triton 3.10 on they are not by default
+    with torch.cuda.device_of(like):  # fused multiply-adds in all versions: from Triton 3.10 on they are off by default
         kernel[grid](*given, **constants, enable_fp_fusion=True)
 
 
@@ -54,7 +55,7 @@ def _squares(
 ):  # fmt: skip
     piece, record = tl.program_id(0), tl.program_id(1)
     row, length, stride, start, lost = rows[0], lengths[0], strides[0], starts[0], entries[0]
-    for i in tl.static_range(1, COUNT):  # whose piece it is; one body for all, as each would be compiled anew
+    for i in tl.static_range(1, COUNT):  # find the row of this piece; the sum below is then compiled once for all rows
         own = piece >= starts[i]
         row, length, stride = (
             tl.where(own, rows[i], row),
@@ -73,12 +74,12 @@ def _squares(
 
 
 def row_squares(rows: Sequence[Tensor], entries: Sequence[int], room: Sequence[int] = ()) -> tuple[Tensor, list[int]]:
-    """`[K, b]`: squares of the pieces of rows `[b, …]`, added up; and of how many pieces each row is.
+    """Return the sums of squares of the pieces of rows, `[K, b]`, and the number of pieces of each row.
 
     Args:
-        rows: float32, each record's entries without gaps, in any order.
-        entries: of how many entries each row's squares may be lost; its first piece has them added.
-        room: pieces of more rows, behind these, that somebody else writes.
+        rows: `[b, …]` float32, each record's entries without gaps, in any order.
+        entries: for each row, the number of squares that float32 may lose; as much is added to its first piece.
+        room: numbers of pieces of more rows behind these, which the caller writes.
     """
     records, lengths = len(rows[0]), [row[0].numel() for row in rows]
     piece = max(min(PIECE, triton.next_power_of_2(max(lengths))), BLOCK)
@@ -135,10 +136,10 @@ def _products(
 
 
 def gram_parts(layers: Sequence[Sequence[tuple[Tensor, Tensor]]], records: int) -> Tensor:
-    """`[3, L, b]`: of each layer's Gram matrices the sum of products and the sums of both diagonals.
+    """Return for each layer's Gram matrices the sum of products and the sums of both diagonals, `[3, L, b]`.
 
     Args:
-        layers: of each its pairs `[m, P, P]`, of some records after the others.
+        layers: for each layer the pairs `[m, P, P]`, of some records after the others.
         records: b, the sum of a layer's m.
     """
     out = layers[0][0][0].new_empty(3, len(layers), records)
@@ -165,7 +166,7 @@ def _group_norm(
     values, backprops, weight, bias, eps,
     CHANNELS: tl.constexpr, PIXELS: tl.constexpr, GROUPS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    # a program has one record's group of channels: it reads the values three times, twice from a cache
+    # a program takes one group of channels of one record: it reads the values three times, twice from a cache
     own = (tl.program_id(0).to(tl.int64) * GROUPS + tl.program_id(1)) * CHANNELS
     channel, pixel = tl.arange(0, HIGH)[:, None], tl.arange(0, WIDE)[None, :]
     at = (own + channel) * PIXELS + pixel
@@ -191,7 +192,7 @@ def _group_norm(
 
 
 def group_norm(values: Tensor, backprop: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    """`[b, c]` gradients of a GroupNorm's scale and of its shift, from its inputs and backprops `[b, c, …]`."""
+    """Return the gradients of a GroupNorm's scale and shift, `[b, c]` each, from inputs and backprops `[b, c, …]`."""
     records, channels, pixels = len(values), values.shape[1], values[0, 0].numel()
     weight, bias = (values.new_empty(records, channels) for _ in range(2))
     high = triton.next_power_of_2(channels // groups)
@@ -209,20 +210,20 @@ def _multiplied(
     down, along, apart, aside, top, left, ACROSS: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # a tile of one record's gradient, and what some output pixels more add to it
+    # add to a tile of one record's gradient what the next output pixels contribute
     pixel, kernel = first + tl.arange(0, BLOCK), place % (ROWS * COLUMNS)
     known = (out < outputs)[:, None] & (pixel < limit)[None, :]
     one = tl.load(backprop + out[:, None] * positions + pixel[None, :], mask=known, other=0.0)
-    # as [BLOCK, IN], or as [IN, BLOCK] to be turned: threads side by side shall read pixels side by side
+    # as [BLOCK, IN], or as [IN, BLOCK] to be transposed: neighbouring threads are to read neighbouring pixels
     of_pixels: tl.constexpr = 0 if TURNED else 1
     of_places: tl.constexpr = 1 - of_pixels
     known = (pixel < limit).expand_dims(of_pixels) & (place < channels * ROWS * COLUMNS).expand_dims(of_places)
     if FLAT:  # a window is the pixel itself
         at = pixel.expand_dims(of_pixels) + (place * positions).expand_dims(of_places)
-    else:  # ACROSS is compiled in: a thread divides by it for every pixel
+    else:  # ACROSS is a constant for the compiler, because a thread divides by it for every pixel
         row, column = pixel // ACROSS * down - top, pixel % ACROSS * along - left  # of a window's first pixel
         lower, farther = kernel // COLUMNS * apart, kernel % COLUMNS * aside
-        if PADDED:  # what is negative is large without its sign
+        if PADDED:  # read as unsigned, a negative number is large, so one comparison covers both ends
             rows = row.expand_dims(of_pixels) + lower.expand_dims(of_places)
             columns = column.expand_dims(of_pixels) + farther.expand_dims(of_places)
             known = known & (rows.to(tl.uint32, bitcast=True) < height) & (columns.to(tl.uint32, bitcast=True) < width)
@@ -243,7 +244,7 @@ def _form(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile, record, seen = tl.program_id(0), tl.program_id(1).to(tl.int64), channels * ROWS * COLUMNS
-    positions = positions // ALIGNED * ALIGNED  # so a compiler knows that rows begin at 16 bytes, and reads as many
+    positions = positions // ALIGNED * ALIGNED  # tells the compiler that rows begin at 16 bytes, and may be read so
     out = tile // tl.cdiv(seen, IN) * OUT + tl.arange(0, OUT)
     place = tile % tl.cdiv(seen, IN) * IN + tl.arange(0, IN)
     image, backprop = images + record * (channels * height * width), backprops + record * (outputs * positions)
@@ -273,16 +274,16 @@ def _weighted(
     out = tile // tl.cdiv(seen, IN) * OUT + tl.arange(0, OUT)
     place = tile % tl.cdiv(seen, IN) * IN + tl.arange(0, IN)
     total, own = tl.zeros([OUT, IN], tl.float32), tl.zeros([OUT, IN], tl.float32)
-    for step in range(EACH * BLOCKS):  # one loop for records and pixels: the next ones are read meanwhile
+    for step in range(EACH * BLOCKS):  # one loop for records and pixels, so that the next ones are loaded meanwhile
         record = share.to(tl.int64) * EACH + step // BLOCKS
         weight = tl.load(weights + record, mask=record < records, other=0.0)
         image, backprop = images + record * (channels * height * width), backprops + record * (outputs * positions)
-        limit = tl.where(weight != 0, positions, 0)  # what has no weight is not read: 0 · NaN would be NaN
+        limit = tl.where(weight != 0, positions, 0)  # a record of weight 0 is not read, because 0 · NaN would be NaN
         own = _multiplied(
             image, backprop, limit, out, place, step % BLOCKS * BLOCK, own, positions, outputs, channels, height, width,
             down, along, apart, aside, top, left, ACROSS, FLAT, TURNED, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
         )  # fmt: skip
-        ends = step % BLOCKS == BLOCKS - 1  # its gradient is whole, and as it was formed
+        ends = step % BLOCKS == BLOCKS - 1  # the record's gradient is complete, and the same as for its norm
         total += tl.where(ends, weight, 0.0) * own
         own = tl.where(ends, 0.0, own)
     to = sums + share.to(tl.int64) * (outputs * seen) + out[:, None] * seen + place[None, :]
@@ -290,14 +291,17 @@ def _weighted(
 
 
 def products() -> str:
-    """How cuDNN's convolutions take products at this moment: `tf32` or `ieee`."""
+    """Return the present precision of products in cuDNN's convolutions: `tf32` or `ieee`."""
     backend: Any = torch.backends.cudnn
-    return "tf32" if backend.conv.fp32_precision == "tf32" else "ieee"  # "none", too, where allow_tf32 is off
+    return "tf32" if backend.conv.fp32_precision == "tf32" else "ieee"  # it is "none" if allow_tf32 is off
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a program forms its part of a gradient: so many rows and columns, from so many output pixels at a time."""
+    """How a program forms its part of a gradient: `rows` outputs by `columns` inputs of a window.
+
+    It takes so many output `pixels` at a time, and loads so many blocks of them at once (`stages`).
+    """
 
     rows: int
     columns: int
@@ -308,19 +312,20 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Gradients of a convolution's weight, formed in tiles that a program has in its registers.
+    """Gradients of a convolution's weight, formed in tiles that a program holds in its registers.
 
-    Products are taken as cuDNN's convolutions take theirs, in TF32 unless that is switched off. So a gradient has fewer
-    digits; but norm and sum are of that one gradient, with all of its digits, and no sum exceeds what its norm allows.
+    Products have the precision of cuDNN's convolutions: TF32, unless that is switched off. So a gradient may have fewer
+    digits. But norm and sum are taken of the same gradient, with all of its digits, so no sum exceeds what its norm
+    allows.
 
     Attributes:
         kernel: the geometry.
         images: `[b, c, H, W]`, without their padding.
         backprops: `[b, o, oh, ow]`.
-        padding: zeros above and to the left of an image.
-        padded: whether there are any, also below and to the right.
-        precision: of products; decided once, as a norm's and a sum's must not differ.
-        chosen: another tile than one that suits the sides, to compare their speed.
+        padding: numbers of zeros above and to the left of an image.
+        padded: whether there are zeros on any side, also below and to the right.
+        precision: of products; decided once, because it must be the same for a norm and a sum.
+        chosen: a tile to use instead of the one that fits the gradient's size, to compare their speed.
     """
 
     kernel: Kernel
@@ -333,12 +338,12 @@ class Tiles:
 
     @property
     def here(self) -> bool:
-        """Whether this device can form them so."""
+        """Whether this device can form gradients in tiles."""
         return self.tile.stages > 0
 
     @property
     def count(self) -> int:
-        """Tiles of one gradient."""
+        """Number of tiles of one gradient."""
         return -(-self.kernel.channels[1] // self.tile.rows) * -(-self.kernel.fan_in // self.tile.columns)
 
     @property
@@ -354,7 +359,7 @@ class Tiles:
         return Tile(rows, columns, pixels, warps, stages(self.images.device, 4 * pixels * (rows + columns)))
 
     def form(self, squares: Tensor, gradients: Tensor | None) -> None:
-        """Write the squares of each tile to `squares [count, b]`, and the gradients to `[b, numel]` if it is given."""
+        """Write each tile's sum of squares to `squares [count, b]`, and gradients to `[b, numel]` if that is given."""
         keep = gradients if gradients is not None else squares
         lost, records = self.kernel.numel * rounding.LOST, len(self.images)
         launch(
@@ -363,9 +368,9 @@ class Tiles:
         )  # fmt: skip
 
     def weighted_sum(self, weights: Tensor, programs: int | None = None) -> Tensor:
-        """`[numel]`: Σ w_i g_i, of gradients that are formed once more; nothing is read of a record without weight.
+        """Return Σ w_i g_i, `[numel]`, of gradients that are formed again. Records of weight 0 are not read.
 
-        `programs`: that it is cut into at least, as far as there are records.
+        The work is cut into `programs` or more (None: `PROGRAMS`), as far as there are records.
         """
         records = len(self.images)
         each = -(-records // min(records, -(-(programs or PROGRAMS) // self.count)))
@@ -381,7 +386,7 @@ class Tiles:
         return self.images.contiguous(), self.backprops.contiguous()
 
     def _geometry(self) -> tuple[int, ...]:
-        """What a kernel is compiled for only as far as it is 1 or a multiple of 16, so that rows are read in one go."""
+        """Return sizes that are no constants. Code depends on which are 1 or multiples of 16, to read rows fast."""
         kernel, pixels = self.kernel, self.backprops.shape[2:]
         shape = (pixels.numel(), kernel.channels[1], kernel.channels[0], *self.images.shape[2:])
         return (*shape, *kernel.stride, *kernel.dilation, *self.padding)
@@ -409,15 +414,15 @@ class Tiles:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have beside its registers; 0 where products are not taken by tensor cores (TF32)."""
+    """Return the most bytes of shared memory of a program; 0 if the device has no tensor cores for TF32."""
     if device.type != "cuda":
-        return 1 << 17  # an interpreter, or nothing at all
+        return 1 << 17  # Triton's interpreter, or no kernels at all
     facts: Any = torch.cuda.get_device_properties(device)
     return int(facts.shared_memory_per_block_optin) if facts.major >= 8 else 0
 
 
 def stages(device: torch.device, size: int) -> int:
-    """Blocks of pixels that are on their way at once, of so many bytes each; 0 where tiles are not formed here."""
+    """Return how many blocks of pixels, of `size` bytes each, are loaded at once; 0 if tiles cannot be formed here."""
     return min(MOST_STAGES, shared_memory(device) // size)
 
 
@@ -432,7 +437,7 @@ def _silence(values, finite, stride, length, PIECE: tl.constexpr, BLOCK: tl.cons
 
 
 def silence(values: Tensor, finite: Tensor) -> None:
-    """Put zeros into the rows of `[b, n]` where `[b]` says that a record's norm is not finite."""
+    """Write zeros into the rows of `values [b, n]` for records whose norm is not finite, as `finite [b]` says."""
     (records, length), flags = values.shape, finite.view(torch.int8)
     launch(
         _silence, values, (-(-length // PIECE), records), values, flags, values.stride(0), length,

@@ -1,7 +1,8 @@
-"""Layers: what one layer adds to every record's gradient, from its inputs and the gradient at its outputs.
+"""Layers: a rule for each kind of layer, which gives the per-record gradients of the layer's parameters.
 
-A layer's rule turns its calls (activation, backprop) into one term per trainable parameter (`terms.py`). A layer that
-is called several times only has more positions. Which layer has which rule is in `sites.py`.
+A rule makes one term for each trainable parameter (`terms.py`) from the layer's calls: their inputs, and their
+backprops, which are the gradients at the outputs. A layer that is called several times has more positions. `sites.py`
+says which layer has which rule.
 
 Shapes are written as b records, P positions, i inputs, o outputs.
 """
@@ -36,10 +37,10 @@ class Call:
     Attributes:
         inputs: its positional arguments, `[b, …]` each, detached.
         backprop: gradient of the summed losses at its output, `[b, …]`, already scaled by the iterate's coefficient.
-        parameters: the trainable parameters' values during this call (kept for the rules of `sites.READ_VALUES` alone).
-        named: other arguments by name, of a layer without a rule of its own, which are the same for all records.
-        names: of the last inputs, where such a layer is given them by name.
-        several: whether inputs and backprop are `[b, w, …]`, of a layer that sees w rows of each record.
+        parameters: the trainable parameters' values during this call, for the rules of `sites.READ_VALUES` alone.
+        named: arguments by name that are the same for all records; only for a layer without a rule of its own.
+        names: names of the last inputs, if such a layer is given them by name.
+        several: whether inputs and backprop are `[b, w, …]`, because the layer sees w rows of each record.
     """
 
     inputs: tuple[Tensor, ...]
@@ -50,11 +51,14 @@ class Call:
     several: bool = False
 
     def times(self, coefficient: float) -> Call:
-        """This call with its backprop scaled."""
+        """Return this call with its backprop scaled."""
         return replace(self, backprop=self.backprop * coefficient)
 
     def parted(self, count: int) -> list[Call]:
-        """A call on several views of b records, one after the other, as that many calls on b records."""
+        """Cut a call on `count` views of b records, one view after the other, into `count` calls on b records.
+
+        Views are augmented copies of the records.
+        """
         if count == 1:
             return [self]
         parts = zip(*(values.chunk(count) for values in (self.backprop, *self.inputs)), strict=True)
@@ -62,13 +66,20 @@ class Call:
 
 
 def exact(values: Tensor) -> Tensor:
-    """Half precisions become float32, in which all products and sums are taken."""
+    """Return values of half precision as float32, in which all products and sums are taken."""
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """What a rule reads: a layer's calls in one batch, the names of its trainable parameters, and room to work in."""
+    """The input of a rule.
+
+    Attributes:
+        layer: the layer.
+        calls: its calls in one batch.
+        names: names of its trainable parameters.
+        workspace: buffers to work in.
+    """
 
     layer: Any
     calls: Sequence[Call]
@@ -77,7 +88,7 @@ class Page:
 
 
 Rule = Callable[[Page], dict[str, Term]]
-"""One term per trainable parameter, by its name in the layer."""
+"""Gives one term for each trainable parameter, by its name in the layer."""
 
 
 def linear(page: Page) -> dict[str, Term]:
@@ -90,14 +101,15 @@ def linear(page: Page) -> dict[str, Term]:
     backprops = [in_rows(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
     if "weight" in page.names:
-        terms["weight"] = Products([in_rows(call.inputs[0]) for call in page.calls], backprops)
+        inputs = [in_rows(call.inputs[0]) for call in page.calls]
+        terms["weight"] = Products(inputs, backprops, page.workspace, page.layer)
     if "bias" in page.names:
         terms["bias"] = Vectors(_sum([b.sum(1) for b in backprops]))
     return terms
 
 
 def in_rows(values: Tensor) -> Tensor:
-    """`[b, …, n]` to float32 `[b, P, n]`."""
+    """Return `[b, …, n]` as float32 `[b, P, n]`."""
     return exact(values).reshape(len(values), -1, values.shape[-1])
 
 
@@ -113,11 +125,11 @@ def convolution(page: Page) -> dict[str, Term]:
 
 
 def standardised_convolution(page: Page) -> dict[str, Term]:
-    """A convolution whose weight is standardised first: its weight's terms, put through the derivative of that."""
+    """A convolution whose weight is standardised first; the weight's terms go back through that step's derivative."""
     terms = convolution(replace(page, names=page.names - {"weight"}))
     if "weight" in page.names:
         alike: dict[int, list[Call]] = defaultdict(list)
-        for call in page.calls:  # those at one iterate have one weight
+        for call in page.calls:  # calls at the same iterate have the same weight
             alike[call.parameters["weight"].data_ptr() or id(call.parameters)].append(call)
         inner = [convolution(replace(page, calls=calls))["weight"] for calls in alike.values()]
         maps = [Standardisation.of(exact(calls[0].parameters["weight"])) for calls in alike.values()]
@@ -126,7 +138,7 @@ def standardised_convolution(page: Page) -> dict[str, Term]:
 
 
 def _image(values: Tensor) -> Tensor:
-    """`[b, c, H, W]` (or `[b, c, W]`) to float32 `[b, c, H, W]`, laid out in memory either way but without gaps."""
+    """Return `[b, c, H, W]` (or `[b, c, W]`) as float32 `[b, c, H, W]`, channels first or last, without gaps."""
     values = exact(values.unsqueeze(2) if values.dim() == 3 else values)
     return values if values.is_contiguous(memory_format=torch.channels_last) else values.contiguous()
 
@@ -134,7 +146,7 @@ def _image(values: Tensor) -> Tensor:
 def _convolved(page: Page, backprops: Sequence[Tensor]) -> Term:
     layer, zeros = page.layer, [0, 0, 0, 0]
     together = layer.groups == 1 and len({call.inputs[0].shape for call in page.calls}) == 1
-    # a GPU's kernels read zeros that are not written
+    # a GPU's kernels read padding that is not in memory
     bare = together and layer.padding_mode == "zeros" and backprops[0].device.type != "cpu"
     if bare:
         zeros[: 2 * len(layer.kernel_size)] = _padding(layer)
@@ -160,10 +172,9 @@ def _convolved(page: Page, backprops: Sequence[Tensor]) -> Term:
 
 
 def _by_channel(kernel: Kernel, images: Tensor, backprops: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """`[b, o, kh·kw]` gradients where each group has one input channel, and `[b]` sizes of what they are summed from.
+    """Return gradients `[b, o, kh·kw]` for groups of one input channel, and the sizes `[b]` of their summands.
 
-    They are smaller than what the layer sees, and formed a place of the kernel at a time: to write its windows out
-    would take ten times as long.
+    Gradients are formed for one place of the kernel at a time. To write the windows out would take ten times as long.
     """
     seen, back = images.unsqueeze(2), backprops.unflatten(1, (images.shape[1], -1))  # [b, g, 1 or o/g, …]
     places = list(kernel.offsets(*images.shape[2:]))
@@ -172,23 +183,23 @@ def _by_channel(kernel: Kernel, images: Tensor, backprops: Tensor, workspace: Wo
         for place, (rows, columns) in enumerate(places):
             products = seen[start:stop, ..., rows, columns] * back[start:stop]
             found[start:stop, :, place] = products.sum((3, 4)).flatten(1)
-    # at most, as in `Convolutions.sizes`; channels do not add up
+    # an upper bound, as in `Convolutions.sizes`; here sums do not go over channels
     by_channel = (torch.linalg.vector_norm(x, dim=(2, 3, 4)).square() + x[0, 0].numel() * LOST for x in (seen, back))
     return found, (kernel.seen * math.prod(by_channel).sum(1)).sqrt()
 
 
 def padded(layer: nn.Conv1d | nn.Conv2d, values: Tensor) -> Tensor:
-    """The input with the layer's own padding made explicit, whatever its mode."""
+    """Return the input with the layer's own padding, whatever the padding's mode."""
     widths = _padding(layer)
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     return F.pad(values, widths, mode=mode) if any(widths) else values
 
 
 def _padding(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
-    """As `F.pad` wants it."""
+    """Return the widths of the padding, as arguments of `F.pad`."""
     widths: list[int] = []
     for axis in reversed(range(len(layer.kernel_size))):
-        if layer.padding == "same":  # the odd one goes to the right, as in torch
+        if layer.padding == "same":  # if the total is odd, the right side gets one more, as in torch
             total = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
             widths += [total // 2, total - total // 2]
         else:
@@ -212,8 +223,10 @@ def group_norm(page: Page) -> dict[str, Term]:
 
 
 def group_norm_at_once(x: Tensor, backprop: Tensor, groups: int, eps: float, ones: Tensor) -> tuple[Tensor, Tensor]:
-    """`[b, c]` gradients of scale and of shift in two operations: torch's own, told that the batch is one record of b·c
-    channels, so that it adds up no two records. `ones` `[b·c]`: the scale, which it asks for.
+    """Return the gradients of scale and of shift, `[b, c]` each, by two operations of torch.
+
+    torch would sum over the records. So it is told that the batch is a single record with b·c channels. `ones` `[b·c]`
+    is the scale that the operation requires.
     """
     records, channels, pixels = len(x), x.shape[1], x[0, 0].numel()
     one = (1, records * channels, pixels)
@@ -232,28 +245,28 @@ def frozen_batch_norm(page: Page) -> dict[str, Term]:
 
 
 def layer_norm(page: Page) -> dict[str, Term]:
-    """Scale (and shift) per element that was normalised, or divided by the root mean square."""
+    """Scale (and shift) per element of LayerNorm or RMSNorm."""
     layer, shape = page.layer, page.layer.normalized_shape
     norm = F.rms_norm if isinstance(layer, nn.RMSNorm) else F.layer_norm
     return scaled(page, lambda x: norm(x, shape, eps=layer.eps), over_places(shape))
 
 
 def over_places(shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """`[b, …, *shape]` to sums over what lies between, `[b, numel]`."""
+    """Return a function that sums `[b, …, *shape]` over the dimensions in between, to `[b, numel]`."""
     return lambda x: x.reshape(len(x), -1, math.prod(shape)).sum(1)
 
 
 def prelu(page: Page) -> dict[str, Term]:
-    """Slope of what is negative, one per channel or one for all."""
+    """Slope for negative values, one per channel or one for all channels."""
     one = page.layer.num_parameters == 1
     total = (lambda x: x.flatten(1).sum(1, keepdim=True)) if one else _over_pixels
     return scaled(page, lambda x: x.clamp(max=0), total)
 
 
 def scaled(page: Page, normalise: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> dict[str, Term]:
-    """Terms of `y = normalise(x)·weight + bias`, elementwise; `total` sums what shares a weight."""
+    """Return the terms of `y = normalise(x)·weight + bias`, elementwise; `total` sums entries with the same weight."""
 
-    def product(x: Tensor, d: Tensor) -> Tensor:  # a few records at a time: what lies between never leaves the cache
+    def product(x: Tensor, d: Tensor) -> Tensor:  # a few records at a time, whose products stay in the cache
         ranges = list(page.workspace.chunks(len(x), x[0].numel()))
         if len(ranges) == 1:
             return total(normalise(x) * d)
@@ -270,7 +283,7 @@ def scaled(page: Page, normalise: Callable[[Tensor], Tensor], total: Callable[[T
 
 
 def _over_pixels(values: Tensor) -> Tensor:
-    """`[b, c, …]` to `[b, c]` sums, in the order in which they lie in memory."""
+    """Return the sums `[b, c]` of `[b, c, …]`, added in the order in which the entries lie in memory."""
     if values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last):
         return values.permute(0, 2, 3, 1).flatten(1, 2).sum(1)
     return values.flatten(2).sum(2) if values.dim() > 2 else values
@@ -281,7 +294,7 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
 
 
 def embedding(page: Page) -> dict[str, Term]:
-    """A table read at the record's tokens; the padding token's row has no gradient."""
+    """A table, of which a record's tokens read rows; the row of the padding token has no gradient."""
     ids = along_positions([call.inputs[0].reshape(len(call.backprop), -1) for call in page.calls])
     backprops = along_positions([in_rows(call.backprop) for call in page.calls])
     if page.layer.padding_idx is not None:
@@ -290,7 +303,7 @@ def embedding(page: Page) -> dict[str, Term]:
 
 
 def fallback(page: Page) -> dict[str, Term]:
-    """Any other layer: a vector-Jacobian product per record through `torch.func`, materialised."""
+    """Any other layer: `torch.func` forms each record's gradient, by one vector-Jacobian product per record."""
     summed: dict[str, Tensor] = {}
     for call in page.calls:
         for name, gradient in _vjp_per_record(page.layer, call).items():
@@ -299,7 +312,7 @@ def fallback(page: Page) -> dict[str, Term]:
 
 
 def only_tensor(output: Any) -> Any:
-    """Of a tuple the one tensor beside what is None, as attention gives without its weights; else the output itself."""
+    """Return a tuple's only tensor if the rest is None, such as attention without its weights; else the output."""
     given = [x for x in output if x is not None] if isinstance(output, tuple) else []
     return given[0] if len(given) == 1 and isinstance(given[0], Tensor) else output
 
@@ -315,5 +328,5 @@ def _vjp_per_record(layer: nn.Module, call: Call) -> dict[str, Tensor]:
 
         return torch.func.vjp(forward, dict(call.parameters))[1](backprop)[0]
 
-    inputs = [exact(x) if x.is_floating_point() else x for x in call.inputs]  # as the parameters are
+    inputs = [exact(x) if x.is_floating_point() else x for x in call.inputs]  # the type of the parameters
     return torch.func.vmap(one, randomness="error")(exact(call.backprop), *inputs)

@@ -1,7 +1,8 @@
-"""Rules for layers by which timm and transformers write torch's own anew, by the names of their classes.
+"""Libraries: rules for layers of timm and transformers that are torch's layers written anew.
 
-Neither library is imported. A class is known by the place where it is defined, so that another one of that name has no
-rule of it. What such a layer computes is what stands here; the probe compares both before a run's first step.
+Neither library is imported. A class is known by its module and name, so a class of the same name in another module does
+not get the rule. The rules assume what these layers compute; the probe compares their gradients with autograd's before
+a run's first step.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from equidp.gradients.terms import Term
 
 
 def transposed_linear(page: Page) -> dict[str, Term]:
-    """`y = x W + c`: as a Linear, whose weight is the transpose."""
+    """`y = x W + c`: a linear layer whose weight is transposed."""
     terms = linear(page)
     weight = terms.get("weight")
     if weight is not None:
         places = [(in_rows(call.inputs[0]), in_rows(call.backprop)) for call in page.calls]
-        terms["weight"] = Products([d for _, d in places], [x for x, _ in places])
+        terms["weight"] = Products([d for _, d in places], [x for x, _ in places], page.workspace, page.layer)
     return terms
 
 
 def channels_first(rule: Rule) -> Rule:
-    """A rule for the last dimension, of a layer that takes and gives images `[b, c, h, w]`."""
+    """Turn a rule for values over the last dimension into a rule for a layer on images `[b, c, h, w]`."""
 
     def moved(call: Call) -> Call:
         return replace(
@@ -52,7 +53,7 @@ def channels_first(rule: Rule) -> Rule:
 
 
 def layer_norm_either(page: Page) -> dict[str, Term]:
-    """LayerNorm over channels that stand where `data_format` says."""
+    """LayerNorm over channels, which are first or last as `data_format` says."""
     first = page.layer.data_format == "channels_first"
     return (channels_first(layer_norm) if first else layer_norm)(page)
 
@@ -64,7 +65,7 @@ def layer_scale(page: Page) -> dict[str, Term]:
 
 
 def same_convolution(page: Page) -> dict[str, Term]:
-    """A convolution that pads its input by the input's own size, so that nothing of it is lost."""
+    """A convolution that pads its input by an amount that depends on the input's size ("same" padding)."""
     layer = page.layer
 
     def padded(call: Call) -> Call:
@@ -80,7 +81,7 @@ def same_convolution(page: Page) -> dict[str, Term]:
 
 
 def batch_norm_act(page: Page) -> dict[str, Term]:
-    """Frozen BatchNorm with an activation behind it: what comes back is taken through the activation first."""
+    """Frozen BatchNorm with an activation behind it: the backprop first goes back through the activation."""
     layer = page.layer
 
     def before_activation(call: Call) -> Call:
@@ -90,7 +91,7 @@ def batch_norm_act(page: Page) -> dict[str, Term]:
             normed = F.batch_norm(
                 x, layer.running_mean, layer.running_var, weight.detach(), bias.detach(), eps=layer.eps
             ).requires_grad_()
-            (back,) = torch.autograd.grad(layer.act(layer.drop(normed.clone())), normed, d)  # either may work in place
+            (back,) = torch.autograd.grad(layer.act(layer.drop(normed.clone())), normed, d)  # `act` may write in place
         return replace(call, backprop=back)
 
     if isinstance(layer.act, nn.Identity) and isinstance(layer.drop, nn.Identity):

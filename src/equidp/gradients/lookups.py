@@ -1,4 +1,4 @@
-"""Lookups: gradients of a table of which a record reads a few rows."""
+"""Lookups: gradients of a table (an embedding), of which each record reads a few rows."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ class Lookups(Term):
         return gram_overstatement(torch.full_like(backprops, self.ids.shape[1]), backprops, self.backprops.shape[2])
 
     def _read_rows(self, some: slice) -> Tensor:
-        """`[m, P·D]`: gradients of the rows that a record reads, others left out; with all digits."""
+        """Return the gradients of the rows that a record reads, without the table's other rows, `[m, P·D]`.
+
+        With many positions they are added up in float64.
+        """
         ids, order = self.ids[some].sort(1)
-        row = F.pad((ids[:, 1:] != ids[:, :-1]).cumsum(1), (1, 0))  # which of its own, by position
+        row = F.pad((ids[:, 1:] != ids[:, :-1]).cumsum(1), (1, 0))  # number of the row among the record's own rows
         backprops = self._exact(self.backprops[some])
         row = torch.empty_like(row).scatter_(1, order, row).unsqueeze(2).expand_as(backprops)
         return torch.zeros_like(backprops).scatter_add_(1, row, backprops).flatten(1).to(self.backprops.dtype)
@@ -54,5 +57,7 @@ class Lookups(Term):
         return tables.flatten(1).to(self.backprops.dtype)
 
     def _exact(self, backprops: Tensor) -> Tensor:
-        """A row's positions are added one after the other: many of them with all digits, as tables are dear to form."""
+        """Return float64 if there are many positions. A row's positions are added one after the other, and to form the
+        tables again, as other terms do for many positions, would cost much.
+        """
         return backprops.double() if self.ids.shape[1] > MANY else backprops

@@ -1,4 +1,7 @@
-"""Losses of one record each. With one that knows its own gradient, a model of one linear layer needs no autograd."""
+"""Losses: per-record losses.
+
+If a loss knows its own gradient, a model of one linear layer needs no autograd.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch import Tensor
 from equidp.errors import EquidpError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""`(outputs [b, …], labels [b])` to per-record losses `[b]` (reduction `none`)."""
+"""Gives per-record losses `[b]` (reduction `none`) from `(outputs [b, …], labels [b])`."""
 
 
 @runtime_checkable
@@ -20,37 +23,41 @@ class KnowsGradient(Protocol):
     """A loss that gives its gradient itself."""
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """`[b]` losses of `[b, …]` outputs and `[b]` labels."""
+        """Return losses `[b]` of outputs `[b, …]` and labels `[b]`."""
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
-        """`[b, …]`: each record's at its own outputs, autograd's to the last bit; None for outputs of another shape."""
+        """Return each record's gradient at its outputs, `[b, …]`, equal to autograd's to the last bit.
+
+        None if the loss does not know its gradient for outputs or labels of this shape or type.
+        """
 
 
 class CrossEntropy:
-    """−log softmax(z)_y of each record, z its outputs `[b, K]`, y its class `[b]` int64, or its classes' shares."""
+    """−log softmax(z)_y of outputs z `[b, K]` and classes y `[b]` int64, or shares of all classes."""
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """`[b]` losses."""
+        """Return losses `[b]`."""
         return F.cross_entropy(outputs, labels, reduction="none")
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
-        """softmax(z) − 1_y, by the operations that autograd would use."""
+        """Return softmax(z) − 1_y, by the operations that autograd would use."""
         if outputs.dim() != 2 or outputs.dtype != torch.float32 or labels.dtype != torch.int64:  # shares of classes
             return None
         upstream = torch.zeros_like(outputs).scatter_(1, labels.unsqueeze(1), -1.0)
         with torch.enable_grad():
             node: Any = torch.log_softmax(outputs.detach().requires_grad_(), 1).grad_fn
-        with torch.no_grad():  # the node alone is called: autograd.grad takes three times as long for so little
+        with torch.no_grad():  # the node is called by itself: here autograd.grad would take three times as long
             gradient: Tensor = node(upstream)
         return gradient
 
 
 class Shifted:
-    """A loss of outputs `[b, K]` to which one vector is added, the same for every record.
+    """A loss of outputs `[b, K]` to which the same vector is added for every record.
 
     Args:
-        loss: of the sum.
-        shift: `[K]`, public; it may be changed in place between steps. Columns beyond K (an audit has some) stay.
+        loss: the loss of these sums.
+        shift: `[K]`, public; it may be changed in place between steps. Outputs beyond column K (an audit has some) are
+            not shifted.
     """
 
     def __init__(self, loss: Loss, shift: Tensor) -> None:
@@ -58,11 +65,11 @@ class Shifted:
         self._known = loss if isinstance(loss, KnowsGradient) else None  # asked once: asking a protocol takes 5 µs
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """`[b]` losses."""
+        """Return losses `[b]`."""
         return self.loss(self._shifted(outputs), labels)
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
-        """The loss's own, at the sum: adding a constant passes it on as it is."""
+        """Return the loss's own gradient at the sums. To add a constant does not change it."""
         return None if self._known is None else self._known.gradient(self._shifted(outputs), labels)
 
     def _shifted(self, outputs: Tensor) -> Tensor:
@@ -70,10 +77,10 @@ class Shifted:
 
 
 def widened(shift: Tensor, outputs: Tensor) -> Tensor:
-    """`[…, K]` shifts, with zeros for the columns of `[b, …]` outputs beyond K.
+    """Return shifts `[…, K]` with zeros added for the outputs' columns beyond K.
 
     Raises:
-        EquidpError: for fewer columns than K, whose shifts would be those of other classes.
+        EquidpError: the outputs have fewer columns than K, so that shifts would meet other classes.
     """
     beyond = outputs.shape[1] - shift.shape[-1]
     if beyond < 0:

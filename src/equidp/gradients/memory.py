@@ -1,17 +1,22 @@
-"""Memory: how many records of a batch a GPU holds at once, where a run does not say so itself.
+"""Memory: how many records of a batch a GPU holds at once, if a run's settings do not say so.
 
-    rows = ⌊(0.6·free − 24·d) / (2·a)⌋, then down to 1, 1.5, 2, 3, 4, 6, 8, 12, …
+    rows = ⌊(0.6·free − 24·d) / (2·a)⌋, rounded down to 1, 2, 3, 4, 6, 8, 12, …
 
-`free` is what is left once the training data are there, by their public number (below), `d` the model's trained numbers
-(themselves, their sum, gradient, noise and two moments of an optimiser, 4 bytes each), and `a` what torch keeps of one
-record's forward pass for the backward one, which is needed once more for the gradients at these values. Of the rest,
-40 %, a quarter of all is for gradients that are kept (`Workspace`), and what remains for windows and libraries.
+- `free`: bytes that are left beside the training data, computed from the declared number of records (below).
+- `d`: number of the model's trained parameters. Each takes 24 bytes: itself, its sum, gradient, noise and two moments
+  of an optimiser, 4 bytes each.
+- `a`: bytes that torch keeps of one record's forward pass for the backward pass. The gradients at the kept values take
+  as much again.
 
-The coarse steps let a resumed run find the same number although the driver's figure wavers.
+The other 40 % are for gradients that are kept (`Workspace`: up to a quarter of the GPU's memory), and for windows and
+libraries.
 
-How many records are at once decides how all of them are rounded (`shape.py`), so it must not follow from how many there
-are in all: with one more, the driver's figure could fall below a step. What this process holds counts as free, and the
-model and the *declared* number of records are taken off.
+The driver's figure of free memory varies a little. Because of the coarse steps a resumed run still finds the same
+number.
+
+The number of records at once decides how all of them are rounded (`shape.py`), so it must not depend on the true number
+of records: with one record more, the driver's figure could fall below a step. So everything that this process holds
+counts as free, and the model and the *declared* number of records are subtracted.
 """
 
 from __future__ import annotations
@@ -24,24 +29,30 @@ from equidp.gradients.shape import public_rows
 
 SHARE = 0.6
 PER_PARAMETER = 24
-"""Bytes."""
+"""Bytes for each trained parameter."""
 
 
 def rows_that_fit(free: int, parameters: int, per_record: int) -> int:
-    """The formula above, in bytes; at least 1."""
+    """Return the number of rows by the formula above, at least 1.
+
+    Args:
+        free: bytes.
+        parameters: how many the model trains.
+        per_record: bytes that torch keeps of a record's forward pass.
+    """
     rows = int((SHARE * free - PER_PARAMETER * parameters) // max(2 * per_record, 1))
     power = 1 << max(rows, 1).bit_length() - 1
     return power + power // 2 if power + power // 2 <= rows else power
 
 
 def kept_per_record(model: nn.Module, features: Tensor) -> int:
-    """Bytes that torch keeps of one more record in a forward pass, its own features included.
+    """Return the bytes that torch keeps of one more record in a forward pass, with the record's features.
 
     Args:
-        model: on the device of the features, its parameters still asking for gradients.
-        features: `[n, …]`, of which none is looked at: the passes are of zeros.
+        model: on the device of the features; its parameters require gradients.
+        features: `[n, …]`; only their shape and type are used, because the passes are of zeros.
     """
-    with evaluating(model):  # so that no statistic moves, and nothing is drawn
+    with evaluating(model):  # so that no running statistic changes, and nothing is drawn at random
         one, three = (_kept(model, features.new_zeros(records, *features.shape[1:])) for records in (1, 3))
     return -(-(three - one) // 2)
 
@@ -58,19 +69,25 @@ def _kept(model: nn.Module, features: Tensor) -> int:
             outputs = model(features)
         return sum(values.numel() * values.element_size() for values in (features, outputs, *kept.values()))
     finally:
-        # the graph has `note`, and `kept` the outputs, which have the graph: it would live for good, and autograd's own
-        # notes of the parameters with it, so that no step of theirs could be recorded
+        # the graph refers to `note`, which refers to `kept`, whose tensors refer to the graph: without this they would
+        # live for ever, and with them autograd's notes of the parameters, so that no step could be recorded
         kept.clear()
 
 
 def room_for(
     model: nn.Module, features: Tensor, batch_size: int, views: int = 1, *, resident: int | None = None
 ) -> tuple[bool, int | None]:
-    """Whether a GPU holds a step twice, as recorded ones and those afresh have their own memory, and the most records
-    at once, `views` of each: None where all of a batch fit, and on a CPU, whose system has a way out.
+    """Return whether a GPU has room for two steps, and the most records that fit at once.
+
+    Recorded steps and others need memory of their own. The number is None if a whole batch fits, and on a CPU, whose
+    system can swap memory.
 
     Args:
-        resident: bytes of the training data, by their public number; None: what the driver has left is taken as it is.
+        model: on the device of the features.
+        features: `[n, …]`, as of `kept_per_record`.
+        batch_size: expected number of records in a batch.
+        views: copies of each record in a pass.
+        resident: bytes of the training data, from their declared number; None: use the driver's figure as it is.
     """
     device = features.device
     if device.type != "cuda":

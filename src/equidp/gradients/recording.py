@@ -1,11 +1,12 @@
-"""Recording: the passes of a step, launched once on a GPU, recorded, and replayed as CUDA graphs.
+"""Recording: on a GPU the passes of a step are recorded once, and then replayed as CUDA graphs.
 
-A small model's step is a few hundred operations, and launching each of them takes longer than doing it. Only norms and
+A small model's step has a few hundred operations, and to launch each of them takes longer than to do it. Only norms and
 weighted sums are recorded; they follow from batch, weights and parameters. Sampling, side releases, noise and update
-are not, and so nothing that draws a random number.
+are not recorded, so no recorded operation draws a random number.
 
-A recording has a fixed number of rows, as all private passes on a GPU have (`shape.py`); what has another is computed
-afresh. Every recording is checked first: until parameters have changed a few times, its batches are computed both ways.
+A recording has a fixed number of rows, as all private passes on a GPU have (`shape.py`). A batch with another number of
+rows is computed without it. Every recording is checked first: until the parameters have changed a few times, its
+batches are computed both ways and compared.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from equidp.gradients.probe import TOLERANCE
 from equidp.system.threads import GLOBAL_RANDOM
 
 TRIALS = 3
-"""States of the parameters at which a recording's batches are computed both ways.
+"""Number of states of the parameters at which a recording's batches are computed both ways.
 
-It counts states and not batches: batches at the same parameters do not show whether parameters are read anew.
+States are counted, not batches: batches at the same parameters do not show whether the recording reads new ones.
 """
 
 WARM_UP = 3
-"""Passes before the recorded one, in which libraries choose their kernels and get their room."""
+"""Number of passes before the recorded one, in which libraries choose their kernels and reserve their memory."""
 
 REMEDY = "leave training.cuda_graphs out."
 
@@ -37,28 +38,33 @@ REMEDY = "leave training.cuda_graphs out."
 class Recorder(Protocol):
     """Records the passes of one recording, in the order in which they will be replayed.
 
-    Each is done before the next one is recorded, which may read what it leaves.
+    Each pass is computed before the next one is recorded, because the next one may read its results.
     """
 
     def record(self, work: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Callable[[], Tensor]:
-        """`work` again with every call, on the current content of the tensors that it reads; overwrites its result.
+        """Return a function that does `work` again with every call, and overwrites its earlier result.
 
         Args:
-            generators: what it draws from besides torch's own; every call draws on.
+            work: reads tensors, whose content at the time of the call counts.
+            generators: random generators that `work` draws from, besides torch's own; every call draws new numbers.
         """
 
 
 @lru_cache(maxsize=64)
 def _aside(device: int) -> torch.cuda.Stream:
-    """The stream that passes are tried on: cuBLAS keeps a workspace for each stream, of 32 MiB, as long as we live."""
+    """Return a device's stream for passes before the recorded one.
+
+    There is one for each device, because cuBLAS keeps a workspace of 32 MiB for each stream as long as the process
+    lives.
+    """
     return torch.cuda.Stream(device)
 
 
 class CudaGraphs:
-    """Recorder on a CUDA device; the graphs share their memory.
+    """Recorder on a CUDA device. Its graphs share their memory.
 
     Args:
-        device: where the model is; None for the current one.
+        device: the model's device; None: torch's current one.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -66,8 +72,9 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Callable[[], Tensor]:
-        """A graph of `work`."""
-        # of a process's threads one records at a time, and none seeds the generators, which a capture registers
+        """Record a graph of `work`."""
+        # only one thread of the process records at a time, and no thread may seed the generators meanwhile, because
+        # a capture registers them
         with GLOBAL_RANDOM, torch.cuda.device(self._device):
             aside = _aside(torch.cuda.current_device())
             aside.wait_stream(torch.cuda.current_stream())
@@ -78,11 +85,11 @@ class CudaGraphs:
             graph = torch.cuda.CUDAGraph()
             for generator in generators:
                 graph.register_generator_state(generator)
-            # thread_local: what trains in another thread may go on allocating
+            # thread_local: training in another thread may go on allocating memory
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = work()
-            # so far nothing is computed: the next warm-up would look up, by ids that nobody wrote, rows that are not
-            # there
+            # a capture computes nothing: without a replay the next pass's warm-up would read results that are not
+            # written yet, such as ids that point beyond a table
             graph.replay()
 
         def again() -> Tensor:
@@ -93,29 +100,29 @@ class CudaGraphs:
 
 
 class Recording:
-    """Norms and weighted sums of batches that have as many rows as a given one."""
+    """Norms and weighted sums of batches with as many rows as the given one, from recorded passes."""
 
     def __init__(self, passes: BookKeeping, recorder: Recorder, features: Tensor, labels: Tensor) -> None:
         self.rows, self._states = len(features), 0
-        self._seen: list[Tensor] = []  # the parameters of the last state, while on trial
+        self._seen: list[Tensor] = []  # copies of the parameters at the last state, while on trial
         self._features, self._labels = torch.zeros_like(features), torch.zeros_like(labels)
         self._weights = torch.zeros(self.rows, device=features.device)
-        self._passes = passes.twin()  # the recorded sum reads what these keep
+        self._passes = passes.twin()  # the recorded sum reads the tensors that these passes keep
         self._norms = recorder.record(lambda: self._passes.norms(self._features, self._labels))
         self._sum = recorder.record(lambda: self._passes.weighted_sum(self._weights))
 
     @property
     def on_trial(self) -> bool:
-        """Whether it has yet to be trusted."""
+        """Whether its results are still compared with passes that are not recorded."""
         return self._states <= TRIALS
 
     @property
     def outputs(self) -> Tensor | None:
-        """The model's outputs of the last batch, where they are kept."""
+        """The model's outputs of the last batch, if they are kept."""
         return self._passes.outputs_kept
 
     def norms(self, features: Tensor, labels: Tensor) -> Tensor:
-        """`[b]`, as of the passes."""
+        """Return the norms `[b]`, as the passes do."""
         if self.on_trial:
             self._count_states()
         self._features.copy_(features)
@@ -129,25 +136,27 @@ class Recording:
             self._seen = [p.detach().clone() for p in now] if self.on_trial else []
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`[d]`, of the last batch, as of the passes."""
+        """Return the weighted sum `[d]` of the last batch, as the passes do."""
         self._weights.copy_(weights)
         return self._sum().clone()
 
 
 class Recordings:
-    """Passes that replay what they have recorded, where a batch fits, and compute the others afresh."""
+    """Passes that replay a recording if a batch fits it, and compute other batches without it."""
 
     def __init__(self, passes: BookKeeping, new_recorder: Callable[[], Recorder]) -> None:
         self._passes, self._new_recorder = passes, new_recorder
         self._made: Recording | None = None
         self._last = torch.zeros(0)
-        self._replayed = False  # the norms that were asked for last
+        self._replayed = False  # whether the last norms were
 
     def norms(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
-        """As of the passes; units, other iterates, several views and other numbers of rows are computed afresh.
+        """Return the norms, as the passes do.
+
+        Batches with units, other iterates, several views or another number of rows are computed without the recording.
 
         Raises:
-            EquidpError: for passes that cannot be recorded, or come to something else when replayed.
+            EquidpError: the passes cannot be recorded, or give other results when replayed.
         """
         self._passes.clear()
         plain = asked.get("owners") is None and asked.get("iterates") is None and asked.get("views", 1) == 1
@@ -158,7 +167,7 @@ class Recordings:
             return self._passes.norms(features, labels, **asked)
         found = recording.norms(features, labels)
         if recording.on_trial:
-            expected = self._passes.norms(features, labels)  # their own sum needs what they keep, too
+            expected = self._passes.norms(features, labels)  # also keeps what the compared sum needs
             allowed = self._tolerance()
             _compare(torch.isclose(found, expected, rtol=allowed, atol=1e-6 * allowed, equal_nan=True).all())
         self._passes.outputs_kept = recording.outputs
@@ -166,13 +175,14 @@ class Recordings:
         return found
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """As of the passes."""
+        """Return the weighted sum, as the passes do."""
         if not self._replayed or self._made is None:
             return self._passes.weighted_sum(weights)
         found = self._made.weighted_sum(weights)
         if self._made.on_trial:
             expected = self._passes.weighted_sum(weights)
-            size = expected.norm() + 0.1 * torch.where(weights > 0, weights * self._last, 0.0).sum()  # sums may cancel
+            # the summands may cancel, so their sizes count, too
+            size = expected.norm() + 0.1 * torch.where(weights > 0, weights * self._last, 0.0).sum()
             _compare((found - expected).norm() <= self._tolerance() * size)
         return found
 

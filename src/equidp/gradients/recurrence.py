@@ -81,21 +81,43 @@ class Recurrence(nn.Module):
 
     def _direction(self, i: int, values: Tensor, start: Pair) -> Pair:
         """Return states `[b, L, h]` and the last cell `[b, h]` of one direction of one layer."""
-        inputs, linear = self.from_input[i](values), self.from_state[i]
-        if type(linear) is not nn.Linear:  # an adapter, say, stands beside it
-            return _one_by_one(ONE_STEP[self.kind], inputs, linear, start)
-        steps, function = ALL_STEPS[self.kind]
-        state, cell = (one.to(inputs.dtype) for one in start)
-        weight = linear.weight.detach().to(inputs.dtype)
-        bias = None if linear.bias is None else linear.bias.detach().to(inputs.dtype)
-        with torch.no_grad():
-            kept = steps(inputs.detach(), state.detach(), cell.detach(), weight.t(), bias)
-            before = torch.stack([state.detach(), *kept[: values.shape[1] - 1]], 1)
-        found: Pair = function.apply(inputs, linear(before), state, cell, weight, *kept)
-        return found
+        inputs, from_state = self.from_input[i](values), self.from_state[i]
+        if type(from_state) is not nn.Linear:  # an adapter, say, stands beside it
+            return _one_by_one(ONE_STEP[self.kind], inputs, from_state, start)
+        return recur(self.kind, inputs, from_state, start)
 
 
-def _lstm(inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+def recur(kind: str, inputs: Tensor, from_state: nn.Linear, start: Pair) -> Pair:
+    """Return states `[b, L, h]` and the last cell `[b, h]` of a recurrence in one direction.
+
+    Args:
+        kind: one of `ALL_STEPS`.
+        inputs: `[b, L, n·h]`, what the first map gives.
+        from_state: the second map, from h to n·h.
+        start: state and cell `[b, h]` before the first step.
+    """
+    steps, function = ALL_STEPS[kind]
+    state, cell = (one.to(inputs.dtype) for one in start)
+    weight = from_state.weight.detach().to(inputs.dtype)
+    bias = None if from_state.bias is None else from_state.bias.detach().to(inputs.dtype)
+    with torch.no_grad():
+        kept = steps(inputs.detach(), state.detach(), cell.detach(), weight.t(), bias)
+        before = torch.stack([state.detach(), *kept[: inputs.shape[1] - 1]], 1)
+    found: Pair = function.apply(inputs, from_state(before), state, cell, weight, *kept)
+    return found
+
+
+Order = tuple[int, int, int, int]
+"""Places of the gates write, keep and show, and of the candidate before the last, among the four of an LSTM."""
+
+TORCHS: Order = (0, 1, 2, 3)
+KEEP_FIRST: Order = (1, 0, 3, 2)
+"""Keep, write, show, candidate."""
+
+
+def _lstm(
+    inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Tensor | None, order: Order = TORCHS
+) -> list[Tensor]:
     """Return the states `[b, h]` of all steps, then all gates `[b, 4, h]`, candidates and cells `[b, h]`.
 
     Args:
@@ -104,13 +126,14 @@ def _lstm(inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Ten
         cell: `[b, h]`, before the first step.
         weight: `[h, 4h]`, of the second map.
         bias: `[4h]`, of the second map.
+        order: of the gates and the candidate.
     """
     states, gates, candidates, cells = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
     for given in inputs.unbind(1):
         total = _total(given, state, weight, bias).unflatten(1, (4, -1))
-        gates.append(total.sigmoid())  # the third one is not used
-        candidates.append(total.select(1, 2).tanh())
-        write, keep, _, show = gates[-1].unbind(1)
+        gates.append(total.sigmoid())  # the candidate's is not used
+        candidates.append(total.select(1, order[2]).tanh())
+        write, keep, _, show = _sorted(gates[-1].unbind(1), order)
         cell = torch.addcmul(keep * cell, write, candidates[-1])
         state = show * cell.tanh()
         states.append(state)
@@ -122,9 +145,10 @@ class _Lstm(torch.autograd.Function):
     """States `[b, L, h]` and the last cell `[b, h]`, of both maps `[b, L, 4h]` and of the state and cell before."""
 
     generate_vmap_rule = True
+    order = TORCHS
 
     @staticmethod
-    def forward(inputs: Tensor, before: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
+    def forward(inputs: Tensor, mapped: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
         return torch.stack(kept[: inputs.shape[1]], 1), kept[-1].clone()
 
     @staticmethod
@@ -133,23 +157,35 @@ class _Lstm(torch.autograd.Function):
         ctx.save_for_backward(inputs[4], *inputs[5 + steps : 5 + 3 * steps], inputs[3], *inputs[5 + 3 * steps :])
         ctx.set_materialize_grads(False)
 
-    @staticmethod
-    def backward(ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
+    @classmethod
+    def backward(cls, ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
         weight, *kept = ctx.saved_tensors
-        steps = len(kept) // 3
+        steps, places = len(kept) // 3, sorted(range(4), key=cls.order.__getitem__)
         gates, candidates, cells = kept[:steps], kept[steps : 2 * steps], kept[2 * steps :]
         backs, to_state = list[Tensor](), torch.zeros_like(cells[0])
         to_cell = to_state if to_cell is None else to_cell
         for step, given in reversed(list(enumerate(_by_step(to_states, to_state, steps)))):
-            (write, keep, _, show), candidate, shown = gates[step].unbind(1), candidates[step], cells[step + 1].tanh()
+            write, keep, _, show = _sorted(gates[step].unbind(1), cls.order)
+            candidate, shown = candidates[step], cells[step + 1].tanh()
             to_state = given + to_state
             to_cell = to_cell + _through_tanh(to_state * show, shown)
             to_write, to_keep = _through_gate(to_cell * candidate, write), _through_gate(to_cell * cells[step], keep)
             to_candidate, to_show = _through_tanh(to_cell * write, candidate), _through_gate(to_state * shown, show)
-            backs.append(torch.cat([to_write, to_keep, to_candidate, to_show], 1))
+            found = to_write, to_keep, to_candidate, to_show
+            backs.append(torch.cat([found[place] for place in places], 1))
             to_state, to_cell = backs[-1] @ weight, to_cell * keep
         back = torch.stack(backs[::-1], 1)
         return back, back, to_state, to_cell, None, *[None] * (4 * steps)
+
+
+class _KeepFirst(_Lstm):
+    """The same with another order of gates."""
+
+    order = KEEP_FIRST
+
+
+def _sorted(parts: Sequence[Tensor], order: Order) -> tuple[Tensor, ...]:
+    return tuple(parts[place] for place in order)
 
 
 def _gru(inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
@@ -176,7 +212,7 @@ class _Gru(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(inputs: Tensor, before: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
+    def forward(inputs: Tensor, mapped: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
         return torch.stack(kept[: inputs.shape[1]], 1), cell.clone()
 
     @staticmethod
@@ -225,7 +261,7 @@ class _Rnn(torch.autograd.Function):
         return _through_tanh(back, state)
 
     @staticmethod
-    def forward(inputs: Tensor, before: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *states: Tensor) -> Pair:
+    def forward(inputs: Tensor, mapped: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *states: Tensor) -> Pair:
         return torch.stack(states, 1), cell.clone()
 
     @staticmethod
@@ -268,11 +304,12 @@ _through_gate, _through_tanh = torch.ops.aten.sigmoid_backward.default, torch.op
 
 ALL_STEPS: dict[str, tuple[Callable[..., list[Tensor]], type[torch.autograd.Function]]] = {
     "LSTM": (_lstm, _Lstm),
+    "LSTM, keep first": (partial(_lstm, order=KEEP_FIRST), _KeepFirst),
     "GRU": (_gru, _Gru),
     "RNN_TANH": (_rnn, _Rnn),
     "RNN_RELU": (partial(_rnn, bend=torch.relu), _ReluRnn),
 }
-"""By torch's name of the kind: what computes the steps, and the function that has their derivative."""
+"""By the kind, mostly torch's name of it: what computes the steps, and the function that has their derivative."""
 
 
 def _one_by_one(step: Step, inputs: Tensor, from_state: nn.Module, at: Pair) -> Pair:

@@ -108,6 +108,7 @@ class Trained:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        refuse_unfit(model)  # some parameters have no shape to remember
         self._model, self._layers = model, tuple(model.modules())
         every: list[tuple[str, nn.Module, str, nn.Parameter]] = [
             (f"{path}.{key}" if path else key, layer, key, value)

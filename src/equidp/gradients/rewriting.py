@@ -1,8 +1,8 @@
-"""Attention and recurrence of torch's, made of layers that have gradient rules.
+"""Rewriting: torch's attention and recurrence, made of layers that have gradient rules.
 
-`nn.MultiheadAttention`, `nn.LSTM`, `nn.GRU` and `nn.RNN` do not show what happens inside, so no rule can be given to
-them. Their replacements (attention here, recurrence in `recurrence.py`) compute the same from Linear layers with the
-same weights. The weights get other names.
+`nn.MultiheadAttention`, `nn.LSTM`, `nn.GRU` and `nn.RNN` do not show their inner calls, so they cannot have a rule.
+Their replacements (attention here, recurrence in `recurrence.py`) compute the same from Linear layers with the same
+weights. The weights get other names.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ logger = logging.getLogger(__name__)
 
 
 def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:
-    """The model with every trained attention and recurrence replaced, in place where it lies deeper; the log says so.
+    """Return the model with every trained attention and recurrence replaced.
+
+    Layers inside the model are replaced in place, and the log names them. If the model itself is such a layer, its
+    replacement is returned.
 
     Args:
         model: any module.
-        frozen: also replace what is not trained.
+        frozen: also replace layers that are not trained.
 
     Raises:
-        EquidpError: for settings and parameters that the replacements do not have.
+        EquidpError: a layer has settings or parameters that its replacement does not have.
     """
     if (replace := REPLACEMENTS.get(type(model))) and (frozen or _trained(model)):
         return replace(model, "model").train(model.training)
     made: dict[nn.Module, nn.Module] = {}
     for path, layer in list(model.named_modules(remove_duplicate=False)):
         if isinstance(layer, nn.TransformerEncoder):
-            layer.use_nested_tensor = False  # that way it would read the weights of the attention itself
+            layer.use_nested_tensor = False  # with nested tensors it would read the attention's weights by itself
         if (replace := REPLACEMENTS.get(type(layer))) and (frozen or _trained(layer)):
             if layer not in made:
                 made[layer] = replace(layer, path).train(layer.training)
@@ -54,7 +57,7 @@ def _trained(layer: nn.Module) -> bool:
 
 
 def _refuse_others(layer: nn.Module, weights: Iterable[Tensor | None], name: str) -> None:
-    """Refuse a layer with other parameters than its weights: they would be lost, and not be trained."""
+    """Refuse a layer with other parameters than `weights`, because they would be lost and not be trained."""
     if set(layer.parameters()) != {weight for weight in weights if weight is not None}:
         raise EquidpError(
             f"Layer {name!r} ({type(layer).__name__}) has other parameters than torch's own, which would be lost where "
@@ -63,10 +66,15 @@ def _refuse_others(layer: nn.Module, weights: Iterable[Tensor | None], name: str
 
 
 class Attention(nn.Module):
-    """`nn.MultiheadAttention`, for batches, with a layer's weights; `name`: for messages."""
+    """`nn.MultiheadAttention` for batches, with a layer's weights.
+
+    Args:
+        layer: whose weights are copied.
+        name: the layer's name, for messages.
+    """
 
     in_proj_bias = None
-    """nn.TransformerEncoderLayer looks at it, and does without its own kernel where there is none."""
+    """nn.TransformerEncoderLayer reads this; if it is None, it does not use its own fused kernel."""
 
     def __init__(self, layer: nn.MultiheadAttention, name: str) -> None:
         super().__init__()
@@ -91,7 +99,7 @@ class Attention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch's: masks are true, or −∞, where nothing may be seen."""
+        """Compute the same as torch's layer: a mask is true, or −∞, at places that may not be seen."""
         if query.dim() != 3:
             raise EquidpError(f"Attention takes batches of sequences, not {tuple(query.shape)}.")
         if not self.batch_first:
@@ -113,7 +121,7 @@ class Attention(nn.Module):
 
 
 def _added(mask: Tensor, scores: Tensor) -> Tensor:
-    """What a mask adds to scores."""
+    """Return what a mask adds to the scores: −∞ where a boolean mask is true, or the mask itself."""
     return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
 
 
@@ -123,7 +131,7 @@ def _recurrence(layer: nn.RNNBase, name: str) -> Recurrence:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """With these weights, trained where they are."""
+    """Return a linear layer with copies of these weights, which are trained if the given ones are."""
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None:

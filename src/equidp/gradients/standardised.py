@@ -2,12 +2,13 @@
 
     c_o = w_o − mean(w_o),   ŵ_o = c_o/√(‖c_o‖² + ε)       for every output channel o (Qiao et al. 2019)
 
-A record's gradient v of ŵ becomes that of w by the transposed derivative. It is the same linear map J for all records,
-since c_o sums to zero:
+Let v be a record's gradient with respect to ŵ. The transposed derivative J turns it into the gradient with respect to
+w. Because c_o sums to zero, J is
 
     (J v)_o = (v_o − mean(v_o) − ŵ_o·⟨ŵ_o, v_o⟩)/√(‖c_o‖² + ε)
 
-So a weighted sum is J of the convolution's own weighted sum. Norms are those of J v, formed a few records at a time.
+J is the same linear map for all records. So the weighted sum is J of the convolution's own weighted sum. Norms are
+those of J v, which is formed for a few records at a time.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from equidp.gradients.rounding import norms_of, raised
 from equidp.gradients.terms import Term, pieces, summed
 
 EPSILON = 1e-6
-"""ε, beside squared norms of centred weights; a channel of equal weights gives zeros."""
+"""ε, added to squared norms of centred weights, so that a channel of equal weights gives zeros."""
 
 
 class StandardisedConv2d(nn.Conv2d):
-    """A convolution by ŵ; its parameter is w. Every ŵ_o has norm 1 (but for ε), whatever the fan-in.
+    """A convolution with ŵ, whose parameter is w. Every ŵ_o has norm 1 (apart from ε), whatever the fan-in.
 
     Raises:
-        EquidpError: for padding with anything else than zeros.
+        EquidpError: the padding is not zeros.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -41,35 +42,35 @@ class StandardisedConv2d(nn.Conv2d):
             raise EquidpError(f"StandardisedConv2d pads with zeros alone, not by {self.padding_mode!r}.")
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[b, o, oh, ow]`."""
+        """Return outputs `[b, o, oh, ow]`."""
         weight = Standardisation.of(self.weight).weight.view_as(self.weight)
         return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 @dataclass(frozen=True, eq=False)
 class Standardisation:
-    """ŵ of one weight, and what its derivative needs."""
+    """ŵ of one weight, and the scale that its derivative needs."""
 
     weight: Tensor  # ŵ [o, n], n the fan-in
     scale: Tensor  # 1/√(‖c_o‖² + ε) [o, 1]
 
     @classmethod
     def of(cls, weight: Tensor) -> Standardisation:
-        """Of `[o, …]` weights."""
+        """Standardise weights `[o, …]`."""
         centred = weight.flatten(1)
         centred = centred - centred.mean(1, keepdim=True)
         scale = (centred.square().sum(1, keepdim=True) + EPSILON).rsqrt()
         return cls(centred * scale, scale)
 
     def back(self, gradients: Tensor) -> Tensor:
-        """J v `[…, o·n]` of gradients v of ŵ."""
+        """Return J v `[…, o·n]`, the gradients of w, from gradients v of ŵ."""
         v = gradients.unflatten(-1, self.weight.shape)
         v = v - v.mean(-1, keepdim=True)
         return ((v - self.weight * (v * self.weight).sum(-1, keepdim=True)) * self.scale).flatten(-2)
 
 
 class Standardised(Term):
-    """Gradients of w, from those of ŵ: one term for each weight; calls at several weights (older iterates) add up."""
+    """Gradients of w, from gradients of ŵ. Each value of the weight (older iterates) has a term, and the terms add."""
 
     def __init__(self, terms: Sequence[Term], maps: Sequence[Standardisation], records: int) -> None:
         self._pairs, self._records = list(zip(terms, maps, strict=True)), records
@@ -82,7 +83,7 @@ class Standardised(Term):
         return raised(torch.cat(norms), sizes)
 
     def sizes(self) -> Tensor:
-        # J is a projection, then a scaling
+        # J projects, which makes no vector longer, and then scales
         return summed([term.sizes() * standardisation.scale.max() for term, standardisation in self._pairs])
 
     def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:

@@ -1,20 +1,21 @@
 """Terms: the per-record gradients of one parameter, in whatever form is cheap to keep.
 
-A term knows three things about the b gradients it stands for: their squared norms, their weighted sum and, only where
-nothing cheaper exists, the gradients themselves. Most gradients are sums of outer products over *positions* p of a
-record (time steps, pixels, repeated calls of a layer): `Σ_p B[p]ᵀ A[p]`, `A [b, P, i]` what went in, `B [b, P, o]` what
-came back. Such a norm can be had from the gradient, `P·i·o` multiplications, or from two Gram matrices, `P²·(i+o)`.
-`products`, `convolutions` and `lookups` have one class for each kind of layer, `units` the means over a unit's records.
+A term gives the squared norms and the weighted sum of b gradients. If nothing cheaper exists, it also gives the
+gradients themselves. Most gradients are sums of outer products over *positions* p of a record (time steps, pixels,
+repeated calls of a layer): `Σ_p B[p]ᵀ A[p]`. `A [b, P, i]` are the layer's inputs. `B [b, P, o]` are the backprops, the
+gradients at its outputs. The norm follows from the gradient with `P·i·o` multiplications, or from two Gram matrices
+with `P²·(i+o)`. `products`, `convolutions` and `lookups` have one class for each kind of layer, and `units` has the
+means over a unit's records.
 
 The tricks are those of Goodfellow (2015, norms from activations and backprops), Li et al. (2022, Gram matrices) and
-Bu et al. (2023, book-keeping). Which of them gives a term's norms is decided by the shapes of one record alone: never
-by timing the machine, so that a resumed run repeats every rounding; and never by how many records there are, or which,
-so that no record's norm and weight depend on another record.
+Bu et al. (2023, book-keeping). The shapes of one record alone decide which of them gives a term's norms. The machine is
+never timed for it, so a resumed run repeats every rounding. The number of records and their content have no part in it,
+so no record's norm and weight depend on another record.
 
-A float32 sum over many positions is rounded by up to 6e-9 of the size of each term, and where the terms cancel nothing
-else is left. A sum in other steps than the norm's is rounded differently, and the weight would not fit it. So where
-positions are many, a weighted sum forms the same gradients again, in the same pieces. A unit's records and layers that
-share a parameter count as positions too.
+A float32 sum over many positions is rounded by up to 6e-9 of the size of each summand. If the summands cancel, this
+rounding is all that is left. A sum that is taken in other steps than the norm is rounded differently, and the weight
+would not fit it. So if there are many positions, a weighted sum uses the same gradients: they are kept, or formed again
+in the same pieces. The records of a unit count as positions, too, and so do layers that share a parameter.
 """
 
 from __future__ import annotations
@@ -30,42 +31,42 @@ from torch import Tensor
 from equidp.gradients.compiled import CompiledGradients
 from equidp.gradients.rounding import LOST, SLACK, norms_of, raised
 
-MANY = 100  # positions; beyond, a weighted sum is one of the very gradients that norms were taken of
-CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
-CHUNK_FLOATS_ON_GPU = 1 << 26  # and on a GPU, where so little would not be worth a launch (256 MiB)
+MANY = 100  # positions; with more of them a weighted sum uses the same gradients that norms were taken of
+CHUNK_FLOATS = 1 << 20  # floats of gradients that are formed at a time only to take their norms (4 MiB)
+CHUNK_FLOATS_ON_GPU = 1 << 26  # the same on a GPU, where so few would not be worth a launch (256 MiB)
 
 
 class Gradients(ABC):
-    """What a batch's gradients of one parameter are asked for, of records or of units: norms first, then a sum."""
+    """A batch's gradients of one parameter, one for each record or unit. They are asked for norms, then for a sum."""
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """`[b]` (or `[U]`) squared l2 norms, in float32 or float64."""
+        """Return the squared l2 norms `[b]` (or `[U]`), in float32 or float64."""
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
-        """`[numel]`: Σ w_i g_i.
+        """Return Σ w_i g_i, `[numel]`.
 
         Args:
             weights: `[b]` (or `[U]`).
-            silent: of the same shape, which weights are 0, and must silence even a gradient that is not finite; None
-                where all are finite.
+            silent: same shape, true where a weight is 0 and must silence even a gradient that is not finite; None if
+                all norms are finite.
         """
 
     @abstractmethod
     def overstatement(self) -> Tensor:
-        """`[b]` (or `[U]`): by how much the squared norms may be too large, where gradients cancel."""
+        """Return by how much the squared norms may be too large if gradients cancel, `[b]` (or `[U]`)."""
 
 
 class Term(Gradients):
-    """The b per-record gradients of one parameter, as one layer gives them."""
+    """The b per-record gradients of one parameter in one layer."""
 
     @abstractmethod
     def gradients(self, start: int, stop: int) -> Tensor:
-        """`[stop − start, numel]`: the gradients of some records, materialised."""
+        """Return the gradients of the records `start` to `stop`, `[stop − start, numel]`."""
 
     def sizes(self) -> Tensor:
-        """`[b]`: the norms of what each gradient is a sum of, added up: its own norm if nothing cancelled."""
+        """Return for each record the sum of its summands' norms, `[b]`: the gradient's own norm if it is no sum."""
         return self.squared_norms().sqrt()
 
     def overstatement(self) -> Tensor:
@@ -73,11 +74,11 @@ class Term(Gradients):
 
 
 class Vectors(Term):
-    """Gradients that are there already: `[b, numel]`."""
+    """Gradients `[b, numel]` that are in memory already."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
-        self._squared: Tensor | None = None  # asked for twice where a layer's bias is also a factor of its weight
+        self._squared: Tensor | None = None  # asked for twice if a bias's gradient is also a factor of the weight's
 
     def squared_norms(self) -> Tensor:
         self._squared = norms_of(self.values) if self._squared is None else self._squared
@@ -91,7 +92,7 @@ class Vectors(Term):
 
 
 class Formed(Vectors):
-    """Gradients `[b, numel]` that were summed over positions; `sizes` `[b]`, as of `Term.sizes`."""
+    """Gradients `[b, numel]` that were summed over positions; `sizes` `[b]` are those of `Term.sizes`."""
 
     def __init__(self, values: Tensor, sizes: Tensor) -> None:
         super().__init__(values)
@@ -105,7 +106,7 @@ class Formed(Vectors):
 
 
 class Shared(Gradients):
-    """The gradients of a parameter that several layers share: theirs, one term each, add before the norm is taken."""
+    """The gradients of a parameter that several layers share. The layers' terms are added before the norm is taken."""
 
     def __init__(self, terms: Sequence[Term], records: int, numel: int) -> None:
         self._terms, self._records, self._numel = terms, records, numel
@@ -121,17 +122,17 @@ class Shared(Gradients):
 
 
 def along_positions(parts: Sequence[Tensor], dim: int = 1) -> Tensor:
-    """Calls' positions one after the other."""
+    """Return the positions of several calls one after the other."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def scaled(values: Tensor, weights: Tensor) -> Tensor:
-    """`[b, …]` values times `[b]` weights."""
+    """Return values `[b, …]` times weights `[b]`."""
     return values * weights.view(-1, *[1] * (values.dim() - 1)).to(values.dtype)
 
 
 def silenced(values: Tensor, silent: Tensor | None) -> Tensor:
-    """`values` `[b, …]` with zeros where `[b]` says that a record has no weight, since 0·NaN is NaN."""
+    """Return `values` `[b, …]` with zeros for the records that `silent` `[b]` marks, because 0·NaN is NaN."""
     return values if silent is None else values.masked_fill(silent.view(-1, *[1] * (values.dim() - 1)), 0)
 
 
@@ -140,8 +141,10 @@ def some_of(silent: Tensor | None, records: slice | Tensor) -> Tensor | None:
 
 
 def weighted_rows(rows: Tensor, weights: Tensor) -> Tensor:
-    """`[n]`: Σ w_i·row i of `[b, n]`. A product with one vector keeps one thread busy: it takes two, each with half of
-    the records, which it has written and may have in its cache still.
+    """Return Σ w_i·row i of `[b, n]`, `[n]`.
+
+    A product with one vector uses one thread. So the records are halved for two threads. Each thread probably wrote its
+    half, and may still have it in its cache.
     """
     half = len(rows) // 2
     halves, shares = rows[: 2 * half].unflatten(0, (2, half)), weights[: 2 * half].view(2, 1, half).to(rows.dtype)
@@ -149,33 +152,61 @@ def weighted_rows(rows: Tensor, weights: Tensor) -> Tensor:
     return total if 2 * half == len(rows) else total.add_(rows[-1] * weights[-1])
 
 
+def added_in_order(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ w_i·row i `[n]` of rows `[b, n]` on a CPU, one row after the other.
+
+    Each row is added by fused multiplications and additions. This is what `CompiledGradients.weighted_sum` does, so the
+    sum is the same to the last bit. A row of weight 0 adds nothing, whatever is in it.
+    """
+    total = rows.new_zeros(rows.shape[1])
+    for row, weight in zip(rows.unbind(), weights.float().tolist(), strict=True):
+        if weight:
+            total.add_(row, alpha=weight)
+    return total
+
+
 def weighted(inputs: Tensor, backprops: Tensor, weights: Tensor, silent: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both factors of a weighted sum of outer products, both silenced."""
+    """Return both factors of a weighted sum of outer products, silenced; the backprops are weighted."""
     return silenced(inputs, silent), silenced(scaled(backprops, weights), silent)
 
 
 def compiled_norms(gradients: CompiledGradients, keep: Tensor | None = None) -> Tensor:
-    """`[b]` squared norms of gradients formed in registers, and written to `keep [b, numel]` too if it is given."""
+    """Return squared norms `[b]` of gradients that are formed in registers; also write these to `keep [b, numel]`."""
     squared, sizes = gradients.squared_norms(keep)
-    # sizes as in `Convolutions.sizes`, which says why that is the most
+    # an upper bound of the sizes: `Convolutions.sizes` says why
     return raised(squared.add_(gradients.kernel.numel * LOST), sizes.mul_(math.sqrt(gradients.kernel.seen)))
 
 
-def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tensor:
-    """`[b]` squared norms of gradients, the terms' sums, formed a few records at a time and forgotten."""
-    sizes = sizes_of(terms)
-    norms = [norms_of(rows_of(terms, some)) for some in pieces(records, numel, sizes.device)]
+def materialised_norms(terms: Sequence[Term], records: int, numel: int, keep: Tensor | None = None) -> Tensor:
+    """Return squared norms `[b]` of the sums of the terms' gradients. These are formed for a few records at a time.
+
+    The gradients are also written to `keep` `[b, numel]`, if it is given.
+    """
+    sizes, norms = sizes_of(terms), list[Tensor]()
+    for some in pieces(records, numel, sizes.device):
+        rows = rows_of(terms, some)
+        norms.append(norms_of(rows))
+        if keep is not None:
+            keep[some].copy_(rows)
     return raised(torch.cat(norms), sizes)
 
 
-def formed_again(terms: Sequence[Term], weights: Tensor, silent: Tensor | None, numel: int) -> Tensor:
-    """`[numel]`: the terms' weighted sum, of the gradients that `materialised_norms` formed and forgot."""
-    formed = ((Vectors(rows_of(terms, some)), some) for some in pieces(len(weights), numel, weights.device))
+def formed_again(
+    terms: Sequence[Term], weights: Tensor, silent: Tensor | None, numel: int, kept: Tensor | None = None
+) -> Tensor:
+    """Return the terms' weighted sum `[numel]`, of the gradients that `materialised_norms` formed.
+
+    They are in `kept` `[b, numel]`, or are formed again if it is None. Both give the same digits.
+    """
+    rows = (
+        rows_of(terms, some) if kept is None else kept[some] for some in pieces(len(weights), numel, weights.device)
+    )
+    formed = zip(map(Vectors, rows), pieces(len(weights), numel, weights.device), strict=True)
     return reduce(Tensor.add_, (rows.weighted_sum(weights[some], some_of(silent, some)) for rows, some in formed))
 
 
 def formed_at_once(numel: int, device: torch.device) -> int:
-    """How many records' gradients are formed at a time only to take their norms."""
+    """Return for how many records gradients are formed at a time only to take their norms."""
     floats = CHUNK_FLOATS if device.type == "cpu" else CHUNK_FLOATS_ON_GPU
     return max(1, floats // max(numel, 1))
 

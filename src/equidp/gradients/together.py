@@ -1,15 +1,19 @@
-"""Together: on a GPU, norms and weighted sums of all parameters at once, in few operations.
+"""Together: on a GPU, norms and weighted sums of all parameters are taken at once, in few operations.
 
-There an operation on a small batch takes less time than its launch. So what records have of all layers stands side by
-side: factors of outer products and gradients that are there already as columns of one matrix, gradients of convolutions
-as columns of another. All norms are rows of one matrix, on which squares, products and their bounds are taken once. A
-weighted sum is one product with each of the two matrices, and one for each linear layer. Where kernels form
-convolutions' gradients in tiles (`kernels.Tiles`), those of few positions are formed once more for it, and not kept.
+On a GPU an operation on a small batch takes less time than its launch. So the tensors of all layers are put side by
+side in two matrices with a row for each record:
 
-What has another kind of gradient is asked for it alone. The formulas are those of the terms, and so are the bounds: a
-norm may be overstated, never understated. What norms are made of follows from shapes alone.
+- one has as columns the factors of outer products, and gradients that are in memory already;
+- the other one has as columns the gradients of convolutions.
 
-A record whose norm is not finite is silenced as soon as that is known, in both matrices: it adds 0 to every sum.
+All norms are rows of one matrix, on which squares, products and their bounds are taken once. A weighted sum is one
+product with each of the two matrices, and one for each linear layer. If kernels form the gradients of convolutions in
+tiles (`kernels.Tiles`), those of few positions are not kept, and are formed again for the sum.
+
+Terms of another kind are asked one by one. The formulas and bounds are those of the terms: a norm may be overstated,
+never understated. Shapes alone decide how norms are formed.
+
+A record whose norm is not finite is silenced in both matrices as soon as that is known: it adds 0 to every sum.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from torch import Tensor
 from equidp.gradients import fused
 from equidp.gradients.convolutions import Convolutions
 from equidp.gradients.products import Outer, Products
-from equidp.gradients.rounding import SLACK, all_parts, gram_parts, gram_raised, gram_slack, row_squares
+from equidp.gradients.rounding import LOST, SLACK, all_parts, gram_parts, gram_raised, gram_slack, row_squares
 from equidp.gradients.terms import MANY, Gradients, Vectors
 from equidp.gradients.workspace import Workspace
 
@@ -32,18 +36,18 @@ if TYPE_CHECKING:
     from equidp.gradients.kernels import Tiles
 
 WORTH_KEEPING = MANY
-"""Positions beyond which a gradient that was formed in tiles is kept for the weighted sum; with fewer, forming it again
-takes less time than a trip to memory, and adds up no more positions than a sum may have in another order."""
+"""If there are more positions, a gradient that was formed in tiles is kept for the weighted sum. With fewer positions
+it takes less time to form it again than to write and read it, and there are not too many for a sum in another order."""
 
 
 class Together:
     """The gradients of a batch's records.
 
     Args:
-        kept: of each parameter, in their order; None where the losses do not depend on it.
-        sizes: entries of each parameter.
+        kept: the gradients of each parameter, in order; None if the losses do not depend on a parameter.
+        sizes: number of entries of each parameter.
         records: b, at least 1.
-        like: a tensor of the dtype and on the device of norms.
+        like: a tensor of the norms' dtype and device.
         workspace: where the matrices are.
     """
 
@@ -56,7 +60,7 @@ class Together:
         self._formed, self._gram, self._alone = list[Convolutions](), list[Convolutions | Products](), list[Gradients]()
         self._kernels = fused.kernels_for(like)
         self._tiles: dict[int, Tiles] = {}
-        self._again = list[Convolutions]()  # formed in tiles, for norms and once more for a sum
+        self._again = list[Convolutions]()  # formed in tiles for norms, and again for a sum
         room = workspace.keep_floats // records
         for term in kept:
             tiles = term.tiles(self._kernels) if isinstance(term, Convolutions) else None
@@ -78,7 +82,7 @@ class Together:
 
     @torch.inference_mode()
     def squared_norms(self) -> Tensor:
-        """`[b]`; silences the records for which it is not finite."""
+        """Return squared norms `[b]`, and silence the records whose norm is not finite."""
         found = [term.squared_norms().float() for term in self._alone]
         if self._outer or self._vectors or self._formed or self._again:
             found.append(self._of_rows())
@@ -99,7 +103,7 @@ class Together:
         return total
 
     def weighted_sums(self, weights: Tensor) -> list[Tensor]:
-        """Σ w_i g_i, the entries `[numel]` of each parameter."""
+        """Return Σ w_i g_i, a tensor `[numel]` for each parameter."""
         found: dict[int, Tensor] = {}
         if self._vectors:
             first = self._places[id(self._vectors[0])][0]
@@ -127,7 +131,7 @@ class Together:
         return found[id(term)] if id(term) in found else term.weighted_sum(weights, self._silent).float()
 
     def _of_rows(self) -> Tensor:
-        """`[b]` squared norms of what stands in the two matrices, and of what is formed in tiles."""
+        """Return squared norms `[b]` of the gradients in the two matrices and of those formed in tiles."""
         convolutions = [*self._formed, *self._again]
         outer, pairs = len(self._outer), len(self._outer) + len(convolutions)
         rows: list[Tensor] = []  # right factors, left factors, vectors, formed gradients
@@ -142,7 +146,8 @@ class Together:
         tiles, written = [self._tiles[id(term)] for term in convolutions if id(term) in self._tiles], self._form()
         rows += written
         entries = [row[0].numel() for row in rows]
-        entries[own - 1] += outer  # what products of factors lose besides, once for all
+        if self._vectors:
+            entries[own - 1] += outer  # each product of two factors may lose one more square
         if self._kernels is None:
             squares, parts = row_squares(rows, entries, self._workspace)
         else:
@@ -153,13 +158,14 @@ class Together:
         if len(squares) > len(parts):
             squares = self._workspace.segments(parts, squares) @ squares
         left = squares[pairs : 2 * pairs].mul_(squares[:pairs])
-        if convolutions:  # a gradient that cancels counts as part of what it is summed from (`rounding.raised`)
+        if convolutions:  # a norm is at least a share of the size of its summands (`rounding.raised`)
             least = left[outer:].mul_(self._constants([SLACK * term.kernel.seen for term in convolutions]))
             torch.maximum(least, squares[own:], out=least)
-        return squares[pairs:own].sum(0)
+        total = squares[pairs:own].sum(0)
+        return total if self._vectors else total.add_(outer * LOST)
 
     def _lay_out(self) -> None:
-        """Columns: inputs of linear layers, their backprops unless these are a bias's too, vectors."""
+        """Fill the first matrix: inputs of linear layers; their backprops that are no bias's gradients; vectors."""
         known = {id(term) for term in self._vectors}
         others = [term.backprops for term in self._outer if id(term.backprops) not in known]
         owners: list[Outer | Vectors] = [*self._outer, *others, *self._vectors]
@@ -173,7 +179,10 @@ class Together:
         return self._columns[:, slice(*self._places[id(owner)])]
 
     def _form(self) -> Sequence[Tensor]:
-        """Gradients `[b, numel]` of the convolutions whose gradients are kept, side by side; of tiles none as yet."""
+        """Make room for kept gradients of convolutions, side by side, and form them `[b, numel]`.
+
+        If there are tiles, nothing is formed yet, and nothing is returned.
+        """
         sizes = [term.numel for term in self._formed]
         self._gradients = self._workspace.take("kept", self._records, sum(sizes), like=self._like)
         parts = self._gradients.split(sizes, 1) if sizes else ()
@@ -185,7 +194,7 @@ class Together:
         return parts
 
     def _of_gram(self) -> Tensor:
-        """`[b]` squared norms by Gram matrices."""
+        """Return squared norms `[b]` from Gram matrices."""
         slack = self._constants([gram_slack(term.width) for term in self._gram])
         if self._kernels is None:
             found = [part for term in self._gram for part in all_parts(gram_parts(*pair) for pair in term.grams())]

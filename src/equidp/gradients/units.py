@@ -1,4 +1,4 @@
-"""Units: gradients of units of privacy, which are the means of their records'."""
+"""Units: the gradient of a unit of privacy is the mean of its records' gradients."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ KEPT_SUMS = 1 << 22  # floats of a parameter's sums over units that are kept for
 
 @dataclass(frozen=True)
 class Units:
-    """Which records belong to which unit of privacy; a unit's gradient is the mean of its records' gradients."""
+    """Which records belong to which unit of privacy."""
 
     owners: Tensor  # [b] int64, record to unit, ascending
     counts: Tensor  # [U] records per unit
 
     @classmethod
     def of(cls, owners: Tensor) -> Units:
-        """Count the records of each unit. Raises EquidpError for owners that do not ascend."""
+        """Count the records of each unit.
+
+        Raises:
+            EquidpError: the owners do not ascend.
+        """
         if (owners[1:] < owners[:-1]).any():
             raise EquidpError("A unit's records must stand together in a batch, units in ascending order.")
         return cls(owners, torch.bincount(owners))
 
     def share(self) -> Tensor:
-        """`[b]`: a record's share in its unit's mean."""
+        """Return each record's share in its unit's mean, `[b]`."""
         return 1 / self.counts[self.owners].to(torch.float32)
 
     def ranges(self, size: int) -> Iterator[tuple[slice, slice]]:
-        """So many units at a time: their numbers, and their records'. Reads the counts back from the device."""
+        """Give ranges of `size` units, each with the range of their records. Reads the counts back from the device."""
         starts = [0, *itertools.accumulate(self.counts.tolist())]
         for first in range(0, len(self.counts), size):
             last = min(first + size, len(self.counts))
@@ -44,17 +48,17 @@ class Units:
 
 
 class UnitSums(Gradients):
-    """The gradients of units with respect to one parameter: means of their records', formed one unit after the other.
+    """The gradients of units with respect to one parameter: means of their records' gradients, formed in memory.
 
-    Gram matrices over a unit's positions would be cheaper, but as wide as the batch's widest unit: one more unit could
-    change how all others are rounded. A unit's records may cancel too: their sum is `raised` as a record's is, and the
-    weighted sum adds these same sums, as a sum over all records of the batch would be rounded differently. Gradients of
-    layers that share the parameter, one term each, add.
+    Gram matrices over a unit's positions would be cheaper. But they would be as wide as the batch's widest unit, so one
+    more unit could change how all others are rounded. The gradients of a unit's records may cancel, too. So the norm of
+    their sum is `raised` as a record's norm is, and the weighted sum adds these same sums: a sum over all records of
+    the batch would be rounded differently. If layers share the parameter, each has a term, and the terms are added.
     """
 
     def __init__(self, terms: Sequence[Term], units: Units, numel: int) -> None:
         self._terms, self._units, self._numel = terms, units, numel
-        # the one term whose gradients need not be formed for units of one record
+        # this term gives norms and sums without forming gradients, so units of one record need none
         self._single = terms[0] if len(terms) == 1 and isinstance(terms[0], Outer) else None
         self._kept: list[tuple[slice | Tensor, Tensor]] | None = None
 
@@ -90,9 +94,9 @@ class UnitSums(Gradients):
         return total
 
     def _formed(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """Some units at a time, by number, and the sums of their records' gradients `[m, numel]`.
+        """Give some units at a time, by number, and the sums of their records' gradients `[m, numel]`.
 
-        All units; where single ones need no forming those of several records, units of equally many together.
+        If `_single` is set, units with one record are left out, and units with equally many records come together.
         """
         units, chunk = self._units, formed_at_once(self._numel, self._units.counts.device)
         if (single := self._single) is not None:

@@ -1,8 +1,8 @@
-"""Convolutions of volumes, and transposed ones.
+"""Volumes: rules for convolutions of volumes (`Conv3d`), and for transposed convolutions.
 
-On a CPU those without groups are convolutions of images in another guise: of volumes a plane of the kernel at a time,
-of a transposed one what came back is the image and what went in came back. The others are products over places, of
-windows that are written out.
+On a CPU, convolutions without groups are taken as convolutions of images. For a volume, each plane of the kernel is a
+convolution of images. For a transposed convolution of images, backprops and inputs change roles: the backprop is the
+image, and the input is the backprop. All other convolutions are products over places, of windows that are written out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from equidp.gradients.windows import Kernel
 
 
 def volume_convolution(page: Page) -> dict[str, Term]:
-    """`nn.Conv3d`: the places are those of the output, the windows those of the input."""
+    """`nn.Conv3d`: the places are the output's, and the windows are parts of the input."""
     layer, backprops = page.layer, [exact(call.backprop) for call in page.calls]
     terms = _bias(page, backprops)
     if "weight" in page.names:
@@ -36,7 +36,7 @@ def volume_convolution(page: Page) -> dict[str, Term]:
 
 
 def transposed_convolution(page: Page) -> dict[str, Term]:
-    """`nn.ConvTranspose…`: an input place is multiplied into a window of the output, whose gradient is so read."""
+    """`nn.ConvTranspose…`: each input place writes a window of the output, so windows are read from the backprop."""
     layer, backprops = page.layer, [exact(call.backprop) for call in page.calls]
     terms = _bias(page, backprops)
     if "weight" in page.names:
@@ -52,14 +52,17 @@ def transposed_convolution(page: Page) -> dict[str, Term]:
 
 
 class Planes(Term):
-    """Gradients of a volume's kernel `[o, c, kd, kh, kw]`, a term for each of its planes `[o, c, kh, kw]`."""
+    """Gradients of a volume's kernel `[o, c, kd, kh, kw]`, with a term for each of its kd planes `[o, c, kh, kw]`."""
 
     def __init__(self, planes: Sequence[Convolutions], rows: int) -> None:
         self._planes, self._rows = planes, rows  # o·c
 
     @classmethod
     def of(cls, page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> Planes:
-        """From padded volumes `[b, c, D, H, W]` and `[b, o, od, oh, ow]`: each plane of the output is a call."""
+        """Make the terms of padded volumes `[b, c, D, H, W]` and backprops `[b, o, od, oh, ow]`.
+
+        Each plane of the output counts as one call of a convolution of images.
+        """
         layer = page.layer
         (depth, *size), (step, *stride), (apart, *dilation) = layer.kernel_size, layer.stride, layer.dilation
         kernel = _kernel(size, stride, dilation, (layer.in_channels, layer.out_channels))
@@ -97,19 +100,25 @@ def _as_images(layer: Any, inputs: Sequence[Tensor]) -> bool:
 
 
 def _planes_of(values: Tensor) -> Sequence[Tensor]:
-    """`[b, c, D, H, W]` to D images `[b, c, H, W]`, each channels-last without gaps."""
+    """Return volumes `[b, c, D, H, W]` as D images `[b, c, H, W]`, each channels-last and without gaps."""
     return values.permute(2, 0, 3, 4, 1).contiguous().permute(0, 1, 4, 2, 3).unbind()
 
 
 def _turned_round(page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> Convolutions:
-    """Of a transposed convolution of images or lines: padded `[b, o, …]` that came back, `[b, i, …]` that went in."""
+    """Return the gradients of a transposed convolution of images or lines.
+
+    Args:
+        page: the layer's.
+        images: padded backprops `[b, o, …]`, which are the images here.
+        backprops: inputs `[b, i, …]`, which are the backprops here.
+    """
     layer = page.layer
     one = (1,) * (4 - layer.weight.dim())
     size, stride, dilation = ([*one, *values] for values in (layer.kernel_size, layer.stride, layer.dilation))
     kernel = _kernel(size, stride, dilation, (layer.out_channels, layer.in_channels))
     seen, back = ([x.unsqueeze(2) if one else x for x in values] for values in (images, backprops))
     ends = [kernel.reach(axis) + kernel.stride[axis] * (back[0].shape[2 + axis] - 1) for axis in range(2)]
-    # padding of the output may leave room for one place more
+    # `output_padding` may leave room for one more place, which no input wrote
     whole = [x[:, :, : ends[0], : ends[1]].contiguous() for x in seen]
     return Convolutions(kernel, whole, [x.contiguous() for x in back], page.workspace, layer)
 
@@ -125,16 +134,16 @@ def _bias(page: Page, backprops: list[Tensor]) -> dict[str, Term]:
 
 
 def _places(groups: int, values: Tensor) -> Tensor:
-    """`[b, c, …]` to `[b, g, P, c/g]`."""
+    """Return `[b, c, …]` as `[b, g, P, c/g]`."""
     return values.flatten(2).unflatten(1, (groups, -1)).transpose(2, 3)
 
 
 def _windows(layer: Any, values: Tensor, like: Tensor) -> Tensor:
-    """`[b, c, …]` to `[b, g, P, c/g·kernel]`: what the kernel covers from each of the places of `like`."""
+    """Return the windows `[b, g, P, c/g·kernel]` of `[b, c, …]`: what the kernel covers at each place of `like`."""
     axes = zip(layer.kernel_size, layer.stride, layer.dilation, like.shape[2:], strict=True)
     for axis, (size, stride, dilation, places) in enumerate(axes):
         values = values.unfold(2 + axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
-        values = values.narrow(2 + axis, 0, places)  # padding of the output may leave room for one more
+        values = values.narrow(2 + axis, 0, places)  # `output_padding` may leave room for one more
     dims = len(layer.kernel_size)
     grouped = values.unflatten(1, (layer.groups, -1))  # [b, g, c/g, places…, kernel…]
     grouped = grouped.flatten(3 + dims).flatten(3, 2 + dims)  # [b, g, c/g, P, kernel]

@@ -1,14 +1,14 @@
-"""Windows: what a convolution's output pixels see, cut from the images in the way that copies least.
+"""Windows: the parts of an image that a convolution's output pixels see, written out in the cheapest order.
 
-A convolution's gradient is a product over output pixels of what came back with the windows that were seen. Windows
-overlap, so writing them out multiplies the image; how long the copied runs of memory are decides what that costs. Two
-cuts do the same thing:
+A convolution's gradient is a sum over output pixels: the backprop at a pixel times the window that the pixel sees.
+Windows overlap, so written out they take several times the image's memory. The cost depends on how long the runs of
+memory are that are copied in one go. Two cuts write out the same windows in different orders:
 
 - `WholeWindows`: channels last; a run is one row of a window. Best with many channels.
 - `Bands`: channels first; a run is one row of output pixels. Best with few channels.
 
-Where code can be compiled for it (`compiled`) nothing is written out at all. On a GPU runs do not matter: there is one
-cut, `InOrder`, whose gradients are in the weight's own order.
+If code can be compiled for the convolution (`compiled`), nothing is written out. On a GPU runs do not matter: there is
+one cut, `InOrder`, whose gradients are in the weight's own order.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from torch import Tensor
 
 from equidp.gradients.workspace import Workspace
 
-TURN_COST = 50  # a float moved between channels-first and channels-last on a CPU, as of `Costs`
+TURN_COST = 50  # of a float moved between channels first and channels last on a CPU, in multiplications as in `Costs`
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What things cost on a device, in multiplications of a matrix product.
+    """Costs of operations on a device, in multiplications of a matrix product.
 
     Attributes:
-        copy: a float copied, or summed.
-        run: starting another run of contiguous floats.
-        keep: a float written to main memory and read again.
+        copy: to copy or add a float.
+        run: to begin another run of contiguous floats.
+        keep: to write a float to main memory and read it again.
         weight: a multiplication in torch's own weight gradient.
-        gram: a record's share of the launches that Gram matrices take besides.
+        gram: a record's share of the additional launches that Gram matrices need.
     """
 
     copy: float
@@ -47,21 +47,28 @@ class Costs:
 
     @classmethod
     def on(cls, device: torch.device) -> Costs:
-        """Those of a device."""
+        """Return the costs on a device."""
         return CPU if device.type == "cpu" else GPU
 
 
 CPU = Costs(copy=8, run=330, keep=20, weight=1.3, gram=0)
 """Measured."""
 GPU = Costs(copy=100, run=0, keep=70, weight=1.0, gram=1e7)
-"""Not measured: from bytes. 12 of them for a float copied, 8 for one kept; an H100 moves 3.35 TB/s and makes 30·10¹²
-float32 multiplications in a second, and on an A100 or T4 the ratio is half to one and a half times that. Gram matrices
-take about ten launches of 2 µs more, shared by 64 records."""
+"""Computed from bytes, not measured. A copied float moves 12 bytes, a kept one 8. An H100 moves 3.35 TB/s and makes
+30·10¹² float32 multiplications in a second; on an A100 or T4 the ratio is half to one and a half times that. Gram
+matrices need about ten more launches of 2 µs, shared by 64 records."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A convolution without groups, padding already applied: per axis (height, width); channels in and out."""
+    """The geometry of a convolution without groups whose images have their padding.
+
+    Attributes:
+        size: height and width of the kernel.
+        stride: along height and width.
+        dilation: along height and width.
+        channels: in and out.
+    """
 
     size: tuple[int, int]
     stride: tuple[int, int]
@@ -80,7 +87,7 @@ class Kernel:
 
     @property
     def seen(self) -> int:
-        """Most output pixels that see one input pixel."""
+        """The most output pixels that see one input pixel."""
         axes = zip(self.size, self.stride, self.dilation, strict=True)
         return math.prod(-(-size // stride) if dilation == 1 else size for size, stride, dilation in axes)
 
@@ -89,11 +96,11 @@ class Kernel:
         return (height - self.reach(0)) // self.stride[0] + 1, (width - self.reach(1)) // self.stride[1] + 1
 
     def reach(self, axis: int) -> int:
-        """Pixels from one end of the kernel to the other."""
+        """Return the number of pixels from one end of the kernel to the other."""
         return self.dilation[axis] * (self.size[axis] - 1) + 1
 
     def windows(self, images: Tensor) -> Tensor:
-        """`[b, c, H, W]` to a view `[b, oh, ow, kh, kw, c]` of channels-last memory: what each output pixel sees."""
+        """Return the windows of images `[b, c, H, W]`, a view `[b, oh, ow, kh, kw, c]` of channels-last memory."""
         images = images.contiguous(memory_format=torch.channels_last)
         b, channels, height, width = images.shape
         image, row, column = width * height * channels, width * channels, channels
@@ -102,7 +109,7 @@ class Kernel:
         return images.as_strided(shape, (image, *steps, 1), images.storage_offset())
 
     def offsets(self, height: int, width: int) -> Iterator[tuple[slice, slice]]:
-        """For every place of the kernel: which rows and columns of the image it meets over all output pixels."""
+        """Give, for every place of the kernel, the rows and columns of the image that it meets over all pixels."""
         oh, ow = self.outputs(height, width)
         for i in range(self.size[0]):
             for j in range(self.size[1]):
@@ -115,19 +122,22 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Layout:
-    """In which order images lie in memory without gaps; both where there is one channel."""
+    """In which orders images lie in memory without gaps: both orders if there is one channel."""
 
     channels_first: bool
     channels_last: bool
 
     @classmethod
     def of(cls, images: Tensor) -> Layout:
-        """The layout of `[b, c, H, W]`."""
+        """Return the layout of images `[b, c, H, W]`."""
         return cls(images.is_contiguous(), images.is_contiguous(memory_format=torch.channels_last))
 
 
 class Cut(ABC):
-    """One way of forming per-record gradients from padded images and backprops, in the cheapest order (`as_weight`)."""
+    """One way of forming per-record gradients from padded images and backprops.
+
+    Their entries are in the order that is cheapest to form; `as_weight` brings them into the weight's order.
+    """
 
     def __init__(self, kernel: Kernel, height: int, width: int) -> None:
         self.kernel, self.height, self.width = kernel, height, width
@@ -135,19 +145,19 @@ class Cut(ABC):
 
     @abstractmethod
     def cost(self, layout: Layout) -> float:
-        """Cost per record of preparing and copying, in multiplications."""
+        """Return the cost per record of preparing and copying, in multiplications."""
 
     def _turned(self) -> int:
-        """Cost per record of bringing images into the other memory layout."""
+        """Return the cost per record of bringing images into the other memory layout."""
         return self.kernel.channels[0] * self.height * self.width * TURN_COST
 
     def scratch(self) -> int:
-        """Floats per record that copying needs."""
+        """Return the number of floats per record that copying needs."""
         return math.prod(self.outputs) * self.kernel.fan_in
 
     @abstractmethod
     def view(self, images: Tensor) -> Tensor:
-        """What is to be written out of images `[b, c, H, W]`, as a view whose pixels overlap: `[b, …]`."""
+        """Return the windows of images `[b, c, H, W]` as a view with overlaps, `[b, …]`, to be written out later."""
 
     @abstractmethod
     def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
@@ -155,7 +165,7 @@ class Cut(ABC):
 
     @abstractmethod
     def as_weight(self, gradients: Tensor) -> Tensor:
-        """`[m, numel]` to `[m, o, c, kh, kw]`."""
+        """Return gradients `[m, numel]` as `[m, o, c, kh, kw]`."""
 
 
 class WholeWindows(Cut):
@@ -204,13 +214,13 @@ class Bands(Cut):
 
 
 class InOrder(Bands):
-    """Bands on a GPU, where the product turns them: gradients `[m, o·c·kh·kw]`, as the weight lies in memory."""
+    """Bands on a GPU, whose product may transpose them: gradients `[m, o·c·kh·kw]` in the weight's own order."""
 
     def cost(self, layout: Layout) -> float:
         return self.scratch() * GPU.copy
 
     def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        if not view.is_contiguous():  # a kernel of one pixel sees the images as they are
+        if not view.is_contiguous():  # the view of a 1×1 kernel is the images themselves, and needs no copy
             view = workspace.take("windows", *view.shape, like=view).copy_(view)
         bands = view.flatten(1, 3).flatten(2)
         product(backprops, bands.transpose(1, 2), out.unflatten(1, (self.kernel.channels[1], -1)), add)
@@ -221,7 +231,7 @@ class InOrder(Bands):
 
 
 def cuts(kernel: Kernel, height: int, width: int) -> list[Cut]:
-    """Every cut worth considering for padded images of that size."""
+    """Return every cut that may be the cheapest for padded images of this size."""
     found: list[Cut] = [WholeWindows(kernel, height, width)]
     if kernel.stride[1] == 1:
         found.append(Bands(kernel, height, width))
@@ -232,7 +242,7 @@ def cuts(kernel: Kernel, height: int, width: int) -> list[Cut]:
 def cheapest(
     kernel: Kernel, height: int, width: int, layouts: tuple[Layout, ...], *, on_cpu: bool = True
 ) -> tuple[Cut, float]:
-    """The cut that copies a record's images, one per layout, at the least cost, and that cost."""
+    """Return the cut that copies a record's images, one for each layout, at the least cost; and that cost."""
     if not on_cpu:
         cut = InOrder(kernel, height, width)
         return cut, sum(map(cut.cost, layouts))
@@ -241,7 +251,7 @@ def cheapest(
 
 
 def product(left: Tensor, right: Tensor, out: Tensor, add: bool) -> None:
-    """Batched `left @ right`, written or added to `out`."""
+    """Write or add batched `left @ right` to `out`."""
     if add:
         torch.baddbmm(out, left, right, out=out)
     else:

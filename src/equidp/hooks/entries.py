@@ -1,4 +1,4 @@
-"""Entries of the catalog: which results lie where, and which entries of a user's own would lose or mix them up."""
+"""Entries: the catalog's entries, and refusals of a user's own entries that would lose or mix up results."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from equidp.errors import EquidpError
 ARTIFACTS = (
     "metrics", "privacy", "statement", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure",
 )  # fmt: skip
-"""What a trained algorithm has besides its model, by the names of the catalog."""
+"""Results of a trained algorithm besides its model, by their names in the catalog."""
 
 RELEASE = "release"
-"""The folder of all that may go out with a model, by the catalog's name, and the pipeline that writes it again."""
+"""The name of the folder with everything that may be published with a model, in the catalog; and of the pipeline that
+writes this folder again."""
 
 RELEASED = "metrics_release"
-"""Figures with noise, by the catalog's name; a run that was asked for none has none."""
+"""The name of the figures with noise in the catalog; a run has them only if it was asked for them."""
 
 RESULTS = (*ARTIFACTS, RELEASED, RELEASE)
 """Results that describe a model: they are removed before a new model replaces it."""
 
 CHOICE = ("choice", "trials")
-"""What a tuning says of its choice, besides the results of the chosen model."""
+"""Results of a tuning about its choice, besides the results of the chosen model."""
 
 AUDIT, COMPARISON, TUNE = "audit", "comparison", "tune"
 SHARED_ARTIFACTS = {
@@ -35,31 +36,31 @@ SHARED_ARTIFACTS = {
     COMPARISON: ("comparison.report", "comparison.table"),
     TUNE: ("tuned.choice", "tuned.privacy", "tuned.statement", "tuned.report", "tuned.metrics_release"),
 }
-"""What belongs to no algorithm's run of its own."""
+"""Results that do not belong to the run of a single algorithm."""
 
 LEDGER = "privacy_ledger"
-"""The ledger of all data sets, by the name of the catalog."""
+"""The name of the ledger of all data sets in the catalog."""
 
 FOLDERS = ("raw_folder", "records_cache", "features_cache", LEDGER)
-"""Entries that load as a folder's path, as workplaces do."""
+"""Entries that load as a folder's path; so do workplaces."""
 
 PREPARED = ("provenance", "groups", "group_counts")
-"""What ingestion writes for each run."""
+"""Results that ingestion writes for each run."""
 
 FINISHED = ("model", "privacy", "metrics", "metrics_release", "audit", RELEASE)
-"""What the pipeline `release` reads of a finished run, and writes."""
+"""Results of a finished run that the pipeline `release` reads or writes."""
 
 
 def is_result(name: str) -> bool:
-    """Whether a run makes this of its own settings, and another run's would pass for it."""
+    """Whether a run makes this entry from its own settings, so that another run's entry could be taken for it."""
     owner, _, kind = name.rpartition(".")
-    if name == f"{BASELINE}.{RELEASED}":  # its page asks, and nothing makes one
+    if name == f"{BASELINE}.{RELEASED}":  # the baseline's page asks for it, but nothing makes it
         return False
     return name in PREPARED or (owner in (*ALGORITHMS, "tuned") and kind in ("model", "plan", *RESULTS, *CHOICE))
 
 
 def refuse_lossy(algorithms: Iterable[str], catalog: DataCatalog) -> None:
-    """Refuse a catalog of the user's own in which results are not files each: they are read again, and logged."""
+    """Refuse a user's catalog in which a result is no local file of its own: results are read again, and logged."""
     kinds = [f"{algorithm}.{kind}" for algorithm in algorithms for kind in ("model", *RESULTS)]
     places: dict[str, str] = {}
     for name in [*kinds, *(name for names in SHARED_ARTIFACTS.values() for name in names), "provenance"]:
@@ -78,14 +79,14 @@ def refuse_lossy(algorithms: Iterable[str], catalog: DataCatalog) -> None:
 
 
 def refuse_shared(algorithms: Iterable[str], marked: Mapping[str, Any]) -> None:
-    """Refuse results in a file that another run would write, too: a secure model there could not be made again.
+    """Refuse results in a file that another run would write, too: a secure model that is lost cannot be made again.
 
     Args:
         marked: the catalog's entries, with `<seed>` where a path has the seed (`EquidpConfigLoader.marked_catalog`).
     """
     resolver = CatalogConfigResolver(dict(marked))
     own = [f"{name}.{kind}" for name in (*algorithms, "tuned") for kind in ("model", "plan", *RESULTS, *CHOICE)]
-    own += [f"{name}.workplace" for name in (*algorithms, "tuned") if name != BASELINE]  # its files are by digest
+    own += [f"{name}.workplace" for name in (*algorithms, "tuned") if name != BASELINE]  # its files have digests
     shared = [name for names in SHARED_ARTIFACTS.values() for name in names]
     for name in (*own, *shared, *PREPARED, *(f"finished.{kind}" for kind in FINISHED)):
         path = str(_resolved(resolver, name).get("filepath", ""))
@@ -103,8 +104,8 @@ def refuse_shared(algorithms: Iterable[str], marked: Mapping[str, Any]) -> None:
 
 
 def refuse_no_folder(names: Iterable[str], catalog: DataCatalog) -> None:
-    """Refuse an entry that has to be a folder of this machine and is none: half of what is there would be elsewhere."""
-    from equidp.pipelines.datasets import FolderDataset  # late: it imports what writes pages
+    """Refuse an entry that is no folder of this machine but must be: half of its content would be elsewhere."""
+    from equidp.pipelines.datasets import FolderDataset  # late: it imports the modules that write pages
 
     for name in names:
         if name not in FOLDERS and not name.endswith(".workplace"):
@@ -119,7 +120,7 @@ def refuse_no_folder(names: Iterable[str], catalog: DataCatalog) -> None:
 
 
 def entry_of(catalog: DataCatalog, name: str) -> dict[str, Any]:
-    """What the catalog's files say of a dataset; empty where they say nothing."""
+    """Return what the catalog's files say about a dataset; empty if they do not mention it."""
     return _resolved(catalog.config_resolver, name)
 
 
@@ -129,5 +130,5 @@ def _resolved(resolver: CatalogConfigResolver, name: str) -> dict[str, Any]:
 
 
 def written_to(catalog: DataCatalog, name: str) -> Path:
-    """Where a dataset of the catalog is written."""
+    """Return the path to which a dataset of the catalog is written."""
     return Path(entry_of(catalog, name)["filepath"])

@@ -1,4 +1,4 @@
-"""Guards a run: refuses what cannot run or would mislead, keeps its files to it alone, removes what became untrue."""
+"""Guard: refuses runs that cannot work or would mislead, keeps other runs from its files, removes untrue results."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ from equidp.system.workplace import CHECKPOINT_FILE, DRAWN
 from equidp.tasks import CLASSIFICATION
 
 LOCK = "run.lock"
-"""File beside what ingestion writes, which every run does; held while the run is at work."""
+"""A file beside the results of ingestion, which every run writes. A run holds it while it is at work."""
 
 logger = logging.getLogger(__name__)
 
 
 def algorithms_in(pipeline: Pipeline) -> tuple[str, ...]:
-    """The algorithms a pipeline trains, in the registry's order."""
+    """Return the algorithms that a pipeline trains, in the registry's order."""
     namespaces = {node.namespace for node in pipeline.nodes}
     return tuple(name for name in ALGORITHMS if name in namespaces)
 
 
 def special(pipeline: Pipeline) -> str | None:
-    """Whether a pipeline is a tuning or an audit, which are of the algorithm that `algorithm` names."""
+    """Return `tune` or `audit` if a pipeline is one, else None; the setting `algorithm` names their algorithm."""
     namespaces = {node.namespace for node in pipeline.nodes}
     return next((name for name in (TUNE, AUDIT) if name in namespaces), None)
 
 
 def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
-    """The pipelines that were asked for."""
+    """Return the names of the pipelines that were asked for."""
     return tuple(run_params.get("pipeline_names") or ["__default__"])
 
 
@@ -75,16 +75,16 @@ def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> N
     for model in (name for name in pipeline.all_outputs() if name.endswith(".model")):
         name, said = model.removesuffix(".model"), {}
         statement, workplace = written_to(catalog, f"{name}.privacy"), catalog.load(f"{name}.workplace")
-        with suppress(OSError, ValueError):  # without one, or with half of one, there is no release either
+        with suppress(OSError, ValueError):  # without a whole statement there is no release either
             said = json.loads(statement.read_text(encoding="utf-8"))
-        # what a run goes on from without training anew: whatever else a kill leaves there, while a file is written or
-        # while a finished run forgets them, is not it
+        # only from these files can a run continue without a new training; a kill may also leave half-written files, or
+        # files that a finished run was about to delete
         unfinished = any((workplace / kept).is_file() for kept in (CHECKPOINT_FILE, DRAWN))
         if said.get("secure") and not (resume and unfinished):
             if name == TUNED and not unfinished:
                 from equidp.pipelines.tune.nodes import forget_trials
 
-                forget_trials(workplace)  # a kill while it forgot left trials, which tell how many there were
+                forget_trials(workplace)  # a kill may have left some trials, which reveal how many there were
             ways = "Finish that run by its command with resume=true in --params, give" if unfinished else "Give"
             raise EquidpError(
                 f"{statement.parent} holds the results of a secure run, whose ε is spent, and this run would remove "
@@ -93,7 +93,7 @@ def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> N
 
 
 def _refuse_unwritable(pipeline: Pipeline, catalog: DataCatalog) -> None:
-    """Refuse folders that nothing can be written to: it would be found after the training, and ε be spent."""
+    """Refuse folders that cannot be written to: otherwise this shows only after the training, when ε is spent."""
     for name in sorted(pipeline.all_outputs()):
         path = str(entry_of(catalog, name).get("filepath", ""))
         if path and "://" not in path and (error := refused(Path(path).parent)):
@@ -101,7 +101,7 @@ def _refuse_unwritable(pipeline: Pipeline, catalog: DataCatalog) -> None:
 
 
 def refusal_in(error: BaseException | None) -> EquidpError | None:
-    """The refusal that an error is, or was caused by; None where there is none."""
+    """Return the refusal that an error is, or that caused it; None if there is none."""
     while error is not None and not isinstance(error, EquidpError):
         error = error.__cause__
     return error
@@ -114,11 +114,11 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def refused_by_disk(error: BaseException, catalog: DataCatalog) -> EquidpError | None:
-    """What a disk's refusal of something that Kedro saves comes to; half a file on a full disk goes."""
-    if isinstance(error, NotADirectoryError) and error.filename:  # the one refusal that Kedro does not wrap
+    """Return the refusal if a disk did not take what Kedro saved, or None. On a full disk remove an incomplete file."""
+    if isinstance(error, NotADirectoryError) and error.filename:  # the only such error that Kedro does not wrap
         return storage_error(Path(error.filename), error)
     name, cause = str(error).split(":")[0], _first_cause(error)
-    # of a versioned dataset's folder Kedro says something else
+    # for a versioned dataset's folder Kedro's message is different
     wrapped = "while saving" in str(error) or isinstance(cause, NotADirectoryError)
     saving = isinstance(error, DatasetError) and wrapped and name in catalog
     if not (saving and isinstance(cause, OSError) and cause.errno in REFUSALS):
@@ -131,7 +131,7 @@ def refused_by_disk(error: BaseException, catalog: DataCatalog) -> EquidpError |
 
 
 class GuardHook:
-    """Refuses before anything runs, and in one sentence; says to nodes which algorithms run."""
+    """Refuses a run in one sentence before anything runs, and tells nodes which algorithms run."""
 
     def __init__(self) -> None:
         self._held, self._saving, self._turn = ExitStack(), ExitStack(), Turn()
@@ -143,7 +143,7 @@ class GuardHook:
         _refuse_homeless()
         _refuse_undecoded(context.project_path)
         assert isinstance(context.config_loader, EquidpConfigLoader)
-        context.config_loader.settings  # noqa: B018 (what is wrong there is told now)
+        context.config_loader.settings  # noqa: B018 (a wrong setting is refused here)
         with self._turn.prepared():
             self._loader, given = context.config_loader, copy.deepcopy(context.config_loader.runtime_params)
             project_is_at(context.project_path)
@@ -153,7 +153,7 @@ class GuardHook:
 
     @hook_impl
     def after_catalog_created(self, catalog: DataCatalog) -> None:
-        """Nodes are given the settings themselves: they were validated, and nothing builds them again."""
+        """Give nodes the validated settings themselves, so that nothing builds them again."""
         catalog["settings"] = MemoryDataset(self._loader.settings, copy_mode="assign")
         catalog["tables"] = MemoryDataset(partial(load_entry, catalog), copy_mode="assign")
 
@@ -161,40 +161,40 @@ class GuardHook:
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
-        """Refuse what cannot run, and keep files and process to this run."""
+        """Refuse a run that cannot work, and keep other runs from its files and its process."""
         with self._turn.begun(catalog):
             self._prepare(run_params, pipeline, catalog)
             with interrupts.waiting(), without_ipython():
                 return (yield)
 
     def _prepare(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
+        """Refuse a run that cannot work, and say which algorithms run: some need public records from ingestion."""
         settings: Settings = catalog.load("settings")
         refuse_namespace(pipeline.nodes)
         refuse_rewired(pipeline.nodes)
         if kind := special(pipeline):
             _refuse_other(settings, kind)
         names = [*algorithms_in(pipeline), *([settings.audited] if kind else [])]
-        # parts that cannot hold together are refused before anything runs
+        # parts that do not go together are refused before anything runs
         algorithms = {name: settings.algorithm(name) for name in names}
         if algorithms:
             from equidp.training.planning import refuse_without_classes
             from equidp.training.preparation import device_of
 
-            device_of(settings.training)  # refuses one that this machine has not
+            device_of(settings.training)  # refuses a device that this machine does not have
             for algorithm in algorithms.values():
                 refuse_without_classes(algorithm, settings.data.task)
         _tell_unread(run_params, sorted(algorithms))
         _tell_unreleased(settings, algorithms_in(pipeline))
         catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
-        # unless the run is tracked
+        # if the run is tracked, `TrackHook` replaces this function
         catalog["on_epoch"] = MemoryDataset(lambda algorithm, figures: None, copy_mode="assign")
         _refuse_misleading(run_params, pipeline, catalog)
         refuse_lossy(algorithms_in(pipeline), catalog)
         try:
-            for name in pipeline.datasets():  # a wrong entry is refused now, not after hours of training
+            for name in pipeline.datasets():  # a wrong entry is refused here, not after hours of training
                 catalog.get(name, fallback_to_runtime_pattern=True)
-        except DatasetError as error:  # of a class that needs another package, say
+        except DatasetError as error:  # for example of a class that needs another package
             raise EquidpError(" ".join(str(error).split())) from error
         refuse_shared(algorithms_in(pipeline), self._loader.marked_catalog())
         refuse_no_folder(pipeline.inputs(), catalog)
@@ -207,7 +207,7 @@ class GuardHook:
 
     @hook_impl(wrapper=True)
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> Generator[None, Any, Any]:
-        """Refuse what other hooks have put in the place of what the run was checked with."""
+        """Refuse inputs that other hooks have replaced after the run was checked."""
         given = yield
         self._handed.refuse_others(node, inputs, given)
         return given
@@ -220,10 +220,9 @@ class GuardHook:
 
     @hook_impl
     def before_dataset_saved(self, dataset_name: str) -> None:
-        """Before a new model replaces the old one, all results that describe the old one are removed.
+        """Remove all results of an earlier model before a new one replaces it. An interrupt waits until that is saved.
 
-        A run that ends here, or is cut by --to-nodes, would leave the new model beside an earlier run's ε. An interrupt
-        waits from here on.
+        Otherwise a run that ends here, or is cut by --to-nodes, would leave the new model beside an earlier run's ε.
         """
         name, _, kind = dataset_name.rpartition(".")
         if kind == "model" and name in (*self._trained, "tuned"):
@@ -232,12 +231,12 @@ class GuardHook:
 
     @hook_impl
     def after_dataset_saved(self) -> None:
-        """The file is whole: an interrupt that came meanwhile is due."""
+        """The file is complete: let an interrupt that came meanwhile take effect."""
         self._saving.close()
 
     @hook_impl(wrapper=True)
     def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> Generator[None, Any, Any]:
-        """Once MLflow has the results too, forget the checkpoints."""
+        """Delete the checkpoints once MLflow has the results, too."""
         from equidp.training import forget
 
         with closing(self._turn), self._held:
@@ -253,7 +252,7 @@ class GuardHook:
 
     @hook_impl(wrapper=True)
     def on_pipeline_error(self, error: Exception) -> Generator[None, Any, Any]:
-        """Refused input stays one sentence: Kedro wraps whatever a dataset raises while it saves or loads."""
+        """Raise a refusal as one sentence, because Kedro wraps all errors of a dataset that saves or loads."""
         self._saving.close()
         refusal = refusal_in(error) or refused_by_disk(error, self._catalog)
         self._held.close()
@@ -264,9 +263,9 @@ class GuardHook:
         return result
 
     def _settle(self, pipeline: Pipeline) -> None:
-        """Make models and what is said of them durable, or a power cut could take these and what they are resumed by.
+        """Make models and their results durable before checkpoints are deleted, or a power cut could lose both.
 
-        ε is spent then, and in secure mode nothing makes the same model again.
+        ε is spent then, and in secure mode the same model cannot be made again.
         """
         for output in pipeline.all_outputs():
             name, _, kind = output.rpartition(".")
@@ -275,10 +274,10 @@ class GuardHook:
                 settle(path)
 
     def _remove_earlier(self, name: str) -> None:
-        """Remove what an earlier run has said of its model, and say so where somebody may miss it."""
+        """Remove the results of an earlier run's model, and log it if somebody may miss them."""
         kinds = (*RESULTS, *CHOICE) if name == "tuned" else RESULTS
         said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in kinds)}
-        # a baseline comes with every run, and of its figures no more than a run makes is missed
+        # every run makes a baseline, so only those of its results are missed that this run does not make again
         missed = (path for stale, path in said.items() if name != BASELINE or stale not in self._made)
         if earlier := next((path for path in missed if path.exists()), None):
             logger.info("An earlier run's results in %s are replaced; run_label=… keeps both.", earlier.parent)
@@ -286,14 +285,14 @@ class GuardHook:
             remove(path)
 
     def _hold(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Keep the run's files to this run until it ends: what one node writes, the next one reads from there.
+        """Keep other runs from this run's files until it ends, because its nodes read them again.
 
-        Of two runs at once one would train its baseline by the other's plan, or log the other's model beside its own ε.
+        Otherwise a run could train its baseline by another run's plan, or log another run's model beside its own ε.
 
         Raises:
-            EquidpError: where another run of this dataset, seed and run_label is at work.
+            EquidpError: another run of this dataset, seed and run_label is at work.
         """
-        for earlier in (self._saving, self._held):  # Ctrl-C in a notebook ends a run without telling hooks
+        for earlier in (self._saving, self._held):  # Ctrl-C in a notebook ends a run without a call of the hooks
             earlier.close()
         if not algorithms_in(pipeline) and not {"provenance", f"finished.{RELEASE}"} & pipeline.all_outputs():
             return
@@ -308,7 +307,7 @@ class GuardHook:
                 " If this is a script that trains on several ranks, Python runs it again in each of them: put what it "
                 'does under if __name__ == "__main__".'
             )
-            # Python's name of a script that is run again; in the one that starts others it is a second one of __main__
+            # Python's name of a script that is run again; in the process that starts others it is another __main__
             again = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
             raise EquidpError(
                 "Another run of this dataset, seed and run_label is at work, and both would write the same files: wait "
@@ -318,7 +317,7 @@ class GuardHook:
 
 
 def _refuse_homeless() -> None:
-    """Refuse a user without a home folder, as a container's may be: MLflow asks for it, and ends in a traceback."""
+    """Refuse a user without a home folder, as in some containers: MLflow asks for it, and ends in a traceback."""
     try:
         Path.home()
     except RuntimeError as error:
@@ -329,9 +328,9 @@ def _refuse_homeless() -> None:
 
 
 def _refuse_changed(context: KedroContext, loader: EquidpConfigLoader, given: object) -> None:
-    """Refuse settings that another hook has changed: the run would not follow them, and MLflow would show them."""
+    """Refuse settings that another hook has changed: the run would not follow them, but MLflow would show them."""
     same = context.config_loader is loader and loader.runtime_params == given
-    validated = loader.settings.to_dict()  # names beside ours may be of nodes of the user's own
+    validated = loader.settings.to_dict()  # further names may belong to nodes of the user's own
     if not same or loader["parameters"] != {**loader["parameters"], **validated}:
         raise EquidpError(
             "A hook has changed the settings after they were validated (after_context_created), and this run would not "
@@ -340,7 +339,7 @@ def _refuse_changed(context: KedroContext, loader: EquidpConfigLoader, given: ob
 
 
 def _refuse_undecoded(project: Path) -> None:
-    """Refuse a path that is not UTF-8 here: safetensors could not write there after the training, nor MLflow before."""
+    """Refuse a path that is not UTF-8 here: neither MLflow nor, after the training, safetensors could write to it."""
     try:
         utf_8 = len(str(project).encode()) == len(os.fsencode(project))
     except UnicodeEncodeError:
@@ -353,14 +352,14 @@ def _refuse_undecoded(project: Path) -> None:
 
 
 def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
-    """The algorithms whose metrics a pipeline, whole or cut by --to-nodes, makes."""
+    """Return the algorithms whose metrics a pipeline makes, even if it is cut by --to-nodes."""
     return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
 
 
 def completed(pipeline: Pipeline) -> tuple[str, ...]:
-    """The algorithms of which a pipeline makes all that goes out or is shown: of one that was cut the rest may follow.
+    """Return the algorithms of which a pipeline, which may be cut, makes all results that are released or shown.
 
-    Without its checkpoint a secure run could not go on: its figures or its release would cost another training.
+    For others the checkpoint is kept: without it a secure run's missing figures or release would cost a new training.
     """
     last, made = (RELEASED, RELEASE, "report"), pipeline.all_outputs()
     return tuple(
@@ -369,7 +368,7 @@ def completed(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def _refuse_other(settings: Settings, pipeline: str) -> None:
-    """Refuse to audit or tune what `tune` chose, and other tasks: both work on classes alone."""
+    """Refuse to audit or tune a model that `tune` chose, and tasks other than classification."""
     if settings.audited == TUNED:
         raise EquidpError(
             f"algorithm={TUNED} names the model that the pipeline {TUNE} chose, which the pipeline {RELEASE} alone "
@@ -381,21 +380,21 @@ def _refuse_other(settings: Settings, pipeline: str) -> None:
 
 
 def load_entry(catalog: DataCatalog, name: str) -> Any:
-    """An entry of the catalog that a user's settings name."""
+    """Load an entry of the catalog that a user's settings name. Raises EquidpError if that cannot be done."""
     if name not in catalog:
         raise unknown_name("entry of the catalog in data.options.catalog", name, catalog.keys())
     try:
         return catalog.load(name)
     except DatasetError as error:
         cause = _first_cause(error)
-        if isinstance(cause, ImportError) and EXCEL in str(cause):  # pandas 2 gives no name
+        if isinstance(cause, ImportError) and EXCEL in str(cause):  # pandas 2 sets no `name` on the error
             raise not_installed(EXCEL, f"data.options.catalog={name}") from error
         reason = " ".join(str(error).split()).rstrip(".")
         raise EquidpError(f"data.options.catalog={name} cannot be read: {reason}.") from error
 
 
 def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:
-    """Warn of settings of algorithms that do not run: in a file they are fine, on the command line a mistake."""
+    """Warn of settings on the command line for algorithms that do not run. In a file such settings are no mistake."""
     for name in run_params.get("runtime_params") or {}:
         if name in ALGORITHMS and name not in (BASELINE, *trained):
             logger.warning(
@@ -406,7 +405,7 @@ def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:
 
 
 def _tell_unreleased(settings: Settings, trained: Sequence[str]) -> None:
-    """Warn where documents are asked for and the baseline alone runs: a sweep may have it beside private algorithms."""
+    """Warn if documents are asked for and only the baseline runs; no refusal, because sweeps have baselines, too."""
     if settings.release.documents and trained == (BASELINE,):
         logger.warning(
             "%s trains without differential privacy, so nothing of it may go out and no release/ is written: train a "
@@ -416,7 +415,7 @@ def _tell_unreleased(settings: Settings, trained: Sequence[str]) -> None:
 
 
 def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
-    """Refuse ways to run a pipeline in which results would be lost, or pass for another run's."""
+    """Refuse ways to run a pipeline by which results would be lost, or be taken for another run's."""
     if isinstance(catalog, SharedMemoryDataCatalog):
         raise EquidpError(
             "ParallelRunner is not for this project: its nodes log to one MLflow run, which other processes do not "
@@ -440,7 +439,7 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
                 "up, or run all of it."
             )
     whole = sum((pipelines[name] for name in names_of(run_params)), Pipeline([]))
-    # of a pipeline of the user's own with nodes of ours: a page of old figures would tell this run's settings
+    # also for a user's own pipeline with nodes of ours: a page of old figures would show this run's settings
     ours = {name for node in pipeline.nodes if is_ours(node) for name in node.inputs}
     for name in sorted((whole.all_outputs() | set(filter(is_result, ours))) & pipeline.inputs()):
         raise EquidpError(

@@ -1,7 +1,7 @@
-"""What nodes are handed: what this run was checked with and has made itself, and nothing that a hook put in its place.
+"""Handed: makes sure that nodes get the inputs that the run was checked with or has made itself.
 
-Kedro lets a hook, a dataset of the user's own or a node between ours hand on something else. Of records that are there
-three times ε would be false; a ledger elsewhere would be missed by all later runs.
+In Kedro a hook, a user's own dataset or a node between ours can pass on something else. For example, if every record
+were there three times, ε would be false; and all later runs would miss a ledger in another place.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from equidp.errors import EquidpError
 from equidp.hooks.entries import entry_of
 
 SAMPLED = 256
-"""How many records are compared with how they were made: a change in place is mostly of all of them."""
+"""How many records are compared with their original content, because a change in place mostly changes all of them."""
 
 ASSIGNED = "assign"
-"""The copy mode of entries that load as the very object that was saved."""
+"""The copy mode of entries that load as the same object that was saved."""
 
 
 def is_ours(node: Node) -> bool:
     """Whether a node's function is of this package."""
-    return str(getattr(node.func, "__module__", "")).startswith("equidp.")  # a method of str, say, has none
+    return str(getattr(node.func, "__module__", "")).startswith("equidp.")  # a method of str, for example, has none
 
 
 def _makes_ours(node: Node) -> bool:
-    """Whether its function is none of a user's own around one of ours, which `functools.wraps` names as ours."""
+    """Whether a node's function is ours, and no user's function around ours that `functools.wraps` makes look so."""
     return is_ours(node) and str(getattr(node.func, "__globals__", {}).get("__name__", "")).startswith("equidp.")
 
 
 def refuse_namespace(nodes: Iterable[Node]) -> None:
-    """Refuse our pipelines in a namespace of the user's own: hooks know a model by its algorithm's name alone.
+    """Refuse our pipelines in a user's namespace, because hooks know a model by its algorithm's name alone.
 
-    Such a run was not tracked, kept no other run from its files, and left an earlier run's figures beside its model.
+    Such a run would not be tracked, would not keep other runs from its files, and would leave an earlier run's figures
+    beside its model.
     """
     for node in nodes:
         if is_ours(node) and "." in (node.namespace or ""):
@@ -52,10 +53,10 @@ def refuse_namespace(nodes: Iterable[Node]) -> None:
 def refuse_rewired(nodes: Iterable[Node]) -> None:
     """Refuse a node of ours that reads or writes other entries than in our own pipelines.
 
-    Trained on the test part by `inputs={"train": "test"}` a statement would be of other records; a model under another
-    name is in memory only, and its ε spent for nothing.
+    For example, with `inputs={"train": "test"}` the model would be trained on the test part, and its statement would be
+    about other records. A model under another name would be in memory only, and its ε spent for nothing.
     """
-    from equidp.pipeline_registry import register_pipelines  # late: it imports what trains
+    from equidp.pipeline_registry import register_pipelines  # late: it imports the modules that train
 
     ours, known = [node for node in nodes if is_ours(node)], register_pipelines()
     spaces = {str(node.namespace) for node in ours} & known.keys()
@@ -73,11 +74,11 @@ def refuse_rewired(nodes: Iterable[Node]) -> None:
 
 
 class Handed:
-    """What the nodes of one run make and take.
+    """The outputs and inputs of the nodes of one run.
 
     Args:
-        settings: those that were validated.
-        catalog: of the run.
+        settings: the validated settings.
+        catalog: the run's catalog.
     """
 
     def __init__(self, settings: object, catalog: DataCatalog) -> None:
@@ -90,19 +91,20 @@ class Handed:
 
         for name, value in outputs.items() if _makes_ours(node) else ():
             if isinstance(value, Records):
-                # never the records themselves: Kedro frees them once nobody needs them
+                # no reference to the records themselves, so that Kedro can free them when no node needs them
                 same = entry_of(self._catalog, name).get("copy_mode") == ASSIGNED
                 self._made[name] = weakref.ref(value) if same else None, _digest(value, whole=not same)
 
     def refuse_others(self, node: Node, inputs: Mapping[str, Any], given: Iterable[Mapping[str, Any] | None]) -> None:
-        """Refuse what a node of ours would take or write elsewhere than was checked before the run.
+        """Refuse inputs and outputs of a node of ours that differ from those that were checked before the run.
 
         Args:
-            inputs: by the names of the catalog.
-            given: what hooks gave in their place.
+            node: any node.
+            inputs: its inputs by their names in the catalog.
+            given: for each hook, the inputs that it gave instead.
 
         Raises:
-            EquidpError: naming the entry.
+            EquidpError: an input or output was replaced; the message names it.
         """
         if not is_ours(node):
             return
@@ -123,7 +125,7 @@ class Handed:
 
         if isinstance(value, Settings) and value is not self._settings:
             raise _refusal(node, name, "it is not what was validated before the run")
-        # a path drops the "/" at the end that an entry or raw_dir may have
+        # compared as paths, because an entry or raw_dir may have a "/" at its end
         if isinstance(value, Path) and value != Path(entry_of(self._catalog, name).get("filepath", "")):
             raise _refusal(node, name, f"{value} is not the folder that the catalog's files say")
         if isinstance(value, Records) and not self._is_made(name, value):
@@ -137,7 +139,7 @@ class Handed:
 
 
 def _digest(records: Any, *, whole: bool) -> str:
-    """sha256 of the records, or of some of them, evenly spread."""
+    """Return the sha256 of the records, or of `SAMPLED` of them, evenly spread."""
     import torch
 
     from equidp.training.digests import fingerprint

@@ -1,4 +1,4 @@
-"""The settings of conf/base/mlflow.yml. Light: every command reads them, and most need no MLflow."""
+"""The settings of conf/base/mlflow.yml. Every command reads them, and most need no MLflow: it is not imported here."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from equidp.options import Declared, refusal_of
 
 
 class Server(Declared):
-    """MLflow's store: its address, and the block of conf/local/credentials.yml with variables that its client reads."""
+    """MLflow's store: its address, and the block of conf/local/credentials.yml that has variables for its client."""
 
     mlflow_tracking_uri: str
     credentials: str | None = None
 
 
 class Disabled(Declared):
-    """A command whose pipelines all stand here opens no run."""
+    """Pipelines that are not tracked: a command with no other pipelines opens no run."""
 
     pipelines: tuple[str, ...] = ()
 
 
 class NewExperiment(Declared):
-    """How an experiment is made: URI of a folder for artifacts (null lets the server decide), and its tags."""
+    """How an experiment is made: the URI of its folder for artifacts (null: the server decides), and its tags."""
 
     artifact_location: str | None = None
     tags: dict[str, str] | None = None
 
 
 class ExperimentSettings(Declared):
-    """The experiment that runs belong to, and how it is made where it does not exist."""
+    """The experiment of all runs, and how it is made if it does not exist."""
 
     name: str = "equidp"
     create_experiment_kwargs: NewExperiment = NewExperiment()
@@ -53,10 +53,11 @@ class MlflowSettings(Declared):
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with their defaults.
+    """Return the settings with their defaults.
 
     Raises:
-        EquidpError: an unknown setting or a wrong value. Values are not shown: an address may hold a password.
+        EquidpError: a setting is unknown, or a value is wrong. The value is not shown, because an address may hold a
+            password.
     """
     try:
         return MlflowSettings.model_validate(settings).model_dump()

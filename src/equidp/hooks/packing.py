@@ -1,4 +1,4 @@
-"""The model as it goes to MLflow: a folder that `mlflow.pyfunc` loads, of one code file and safetensors."""
+"""Packing: writes the model for MLflow, a folder that `mlflow.pyfunc` loads, with one code file and safetensors."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ CODE = Path(__file__).with_name("served_model.py")
 
 
 def pack(target: Path, weights: Path, statement: Iterable[Path] = ()) -> None:
-    """Write the folder `target`, loadable by `mlflow.pyfunc`.
+    """Write the folder `target`, which `mlflow.pyfunc` loads.
 
-    Files of its privacy `statement` lie beside the model, so that whoever is given the model knows its ε.
+    The files of the privacy `statement` lie beside the model, so that everybody who gets the model knows its ε.
     """
     card = load_weights(weights).card
     example = source(card["source"], card["source_options"]).example()
-    # none of the inputs: MLflow would refuse 1 where the signature says 1.0, and numbers where categories are texts
+    # no inputs: MLflow would refuse 1 where the signature says 1.0, and numbers where categories are texts
     outputs = Schema([ColSpec(DataType.double, name) for name in Facts.from_dict(card["schema"]).output_names])
     with held_back("mlflow.pyfunc", below=logging.ERROR):
         mlflow.pyfunc.save_model(
             str(target),
             python_model=str(CODE),
-            signature=None if example is None else ModelSignature(outputs=outputs),  # MLflow warns of one alone
+            # MLflow warns of a signature without an example
+            signature=None if example is None else ModelSignature(outputs=outputs),
             input_example=example,
             artifacts={"weights": weights.as_uri()},
-            # stated, as guessing them would import the model in a process of its own
+            # given here, because to find them MLflow would import the model in another process
             pip_requirements=_requirements(card),
         )
     _forget_paths(target)
@@ -48,7 +49,7 @@ def pack(target: Path, weights: Path, statement: Iterable[Path] = ()) -> None:
 
 
 def _requirements(card: Mapping[str, Any]) -> list[str]:
-    """What pip installs where the model is served: this package, and those that add its network or its data set."""
+    """Return what pip installs where the model is served: equidp, and packages that add its network or its data set."""
     extra = model_options(card["model"], card["options"]).extra
     added = MODELS.package(card["model"]), SOURCES.package(card["source"])
     own = f"equidp[{extra}]" if extra else "equidp"
@@ -56,10 +57,10 @@ def _requirements(card: Mapping[str, Any]) -> list[str]:
 
 
 def _forget_paths(model: Path) -> None:
-    """MLflow notes where code and weights lay on this machine; whoever is handed the model need not know."""
+    """Remove from a saved model the paths of code and weights on this machine, which MLflow notes."""
     saved = Model.load(str(model))
     kept = saved.flavors["python_function"]
-    kept["model_code_path"] = Path(kept["model_code_path"]).name  # all of it that loading looks at
+    kept["model_code_path"] = Path(kept["model_code_path"]).name  # loading needs only the name
     for artifact in kept["artifacts"].values():
         artifact.pop("uri", None)
     saved.save(str(model / "MLmodel"))

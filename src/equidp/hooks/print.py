@@ -1,4 +1,4 @@
-"""Prints the results: the tables at the end, and the paths of all files."""
+"""Print: the tables of results at the end of a run, and the paths of all files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 STAYS_INSIDE = "These figures are exact. They stay inside, like report.html{}; what may go out is in release/."
 UNLESS = ", unless release.unprotected=test publishes them"
-"""Not beside figures with noise, which the exact ones would undo; and not of validation records."""
+"""Added to `STAYS_INSIDE`, unless figures with noise are released, which exact ones would undo, and unless the figures
+are of validation records."""
 
 
 class PrintHook:
@@ -35,15 +36,15 @@ class PrintHook:
 
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Print before anything is logged: the results are there whatever becomes of MLflow."""
+        """Print before anything is logged, so that results are shown even if MLflow fails."""
         try:
             print_results(names_of(run_params), pipeline, catalog)
-        except OSError as error:  # a log on a full disk, or a terminal that is gone: MLflow is told all the same
+        except OSError as error:  # a log on a full disk, or a closed terminal: logging to MLflow must go on
             logger.warning("The results could not be printed (%s). They are in data/08_reporting.", error)
 
 
 def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog) -> None:
-    """Tables and paths, whichever the pipeline has."""
+    """Print the tables and paths that the pipeline makes."""
     if "audit_report" in pipeline.all_outputs():
         _print_audit(catalog.load("audit_findings"))
         for name in ("audit_findings", "audit_report"):
@@ -69,7 +70,7 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
 
 
 def print_groups(groups: pd.DataFrame, path: Path) -> None:
-    """The groups and their sizes in each part of the split; what a note in the file says, a mark and a 0 say here."""
+    """Print the groups and their sizes in each part of the split, with a mark or a 0 instead of the file's notes."""
     from equidp.reporting.tables import FEW_MEANS, PARTS, marked
 
     table = Table(title="Records of each group in each part of the split", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -87,12 +88,12 @@ def print_groups(groups: pd.DataFrame, path: Path) -> None:
 
 
 def _print_path(name: str, path: Path) -> None:
-    """Not by rich: it would leave out a folder's `[name]`, and in JupyterLab the underscores of a last line are cut."""
+    """Print a path without rich, which would leave out a folder's `[name]`; JupyterLab would also cut underscores."""
     print(f"{name}: {path}")
 
 
 def _print_choice(choice: dict[str, Any], released: dict[str, Any]) -> None:
-    """What was chosen, by which figure, and who pays what for it."""
+    """Print which settings were chosen, by which figure, and the ε of the records in each part."""
     from equidp.reporting.statement_sections import delta_text, epsilon_text
 
     parts = {"training": choice, "validation": choice["validation"] or {}, "test": released}
@@ -112,7 +113,7 @@ def _print_choice(choice: dict[str, Any], released: dict[str, Any]) -> None:
 
 
 def _print_audit(findings: dict[str, Any]) -> None:
-    """Bounds beside claims, one line per attack."""
+    """Print the bounds beside the claims, one line for each attack."""
     from equidp.audit.run import REMEDY
     from equidp.reporting.statement_sections import delta_text, epsilon_text
 

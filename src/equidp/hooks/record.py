@@ -1,4 +1,4 @@
-"""What is logged of a pipeline: which runs there are, and their names, parameters, tags, metrics and artifacts."""
+"""Record: what is logged of a pipeline, that is its runs and their names, parameters, tags, metrics and artifacts."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ from equidp.training.checkpoint import StoppedError
 logger = logging.getLogger(__name__)
 
 EXACT = ("test/", "baseline/", "cost_of_privacy/")
-"""How the names of exact figures of records begin."""
+"""The beginnings of names of exact figures of records."""
 
 NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report", "release", "tune")
-"""Settings that the name of a run in MLflow tells in another place, or not at all."""
+"""Settings that are not listed in a run's name: the name has them in another place, or not at all."""
 
 COMMAND = "kedro_command"
-"""Tag of what a user would type to run this again."""
+"""Tag that holds the command to run this again."""
 
 LONGEST_NAME = 250
-"""In the databases that MLflow can be given."""
+"""The most letters of a run's name in the databases that MLflow can use."""
 
 
 class RunRecorder:
-    """The MLflow runs of one `kedro run`; the store and the experiment of mlflow.yml are made where they are not there.
+    """The MLflow runs of one `kedro run`. The store and the experiment of mlflow.yml are made if they do not exist.
 
     Raises:
-        EquidpError: a store that cannot be used.
+        EquidpError: the store cannot be used.
     """
 
     def __init__(self, config: AbstractConfigLoader) -> None:
@@ -71,42 +71,42 @@ class RunRecorder:
         self._given = dotted(config.runtime_params or {}, empty=True)
         self._settings = config["mlflow"]
         self._uri = self._settings["server"]["mlflow_tracking_uri"]
-        runs.end_interrupted()  # of the same notebook
-        active = mlflow.active_run()  # the user's own: this run is logged to it, in the store that it is in
+        runs.end_interrupted()  # earlier runs of the same notebook
+        active = mlflow.active_run()  # if the user has opened a run, this run is logged to it, in its store
         self._experiment = active.info.experiment_id if active else store.connect(config)
 
     @property
     def on_epoch(self) -> Callable[[str, Mapping[str, float]], None]:
-        """What training calls after every epoch: with the algorithm and the epoch's figures."""
+        """The function that training calls after every epoch, with the algorithm and the epoch's figures."""
         return lambda algorithm, row: runs.log_epoch(algorithm, self._shown(row))
 
     def _shown(self, row: Mapping[str, float]) -> dict[str, float]:
-        """The curves of an epoch that MLflow draws; those of groups are in history.parquet and on the page."""
+        """Return the figures of an epoch that MLflow draws; those of groups are in history.parquet and on the page."""
         kept = {name: value for name, value in overall(row).items() if name != "sensitivity"}
         return _named(kept, inside=self._inside)
 
     @property
     def _inside(self) -> bool:
-        """Whether exact figures are told from those that go out: a secure run that releases some with noise."""
+        """Whether exact figures get a mark: in a secure run that releases figures with noise."""
         privacy = self._parameters["privacy"]
         return privacy["secure"] and privacy["evaluation"]["epsilon"] is not None
 
     def open(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
-        """Open a single algorithm's run, or the parent of one child each."""
+        """Open the run of a single algorithm, or a parent run with a child for each algorithm."""
         names = names_of(run_params)
         runs.begin(mlflow.active_run() is None)
         if set(names) <= set(self._settings["tracking"]["disable_tracking"]["pipelines"]):
             return
-        # a run that the store has made, but not yet confirmed, would be lost
+        # interrupts wait, because a run that the store has made but not yet confirmed would be lost
         with interrupts.waiting(), self._refusing("Nothing was run."):
-            if special(pipeline) != AUDIT:  # its figures have names of their own
+            if special(pipeline) != AUDIT:  # an audit's figures have names of their own
                 self._refuse_second()
             if mlflow.active_run() is None:
                 mlflow.start_run(experiment_id=self._experiment, run_name="+".join(names))
             self._describe(run_params, pipeline)
 
     def _refuse_second(self) -> None:
-        """Refuse a user's active run that holds an earlier run: MLflow keeps that one's settings beside this model."""
+        """Refuse a user's active run that holds an earlier run, whose settings MLflow would show beside this model."""
         active = mlflow.active_run()
         if active is not None and COMMAND in MlflowClient().get_run(active.info.run_id).data.tags:
             raise EquidpError(
@@ -125,7 +125,7 @@ class RunRecorder:
             self._describe_trainings(algorithms, names_of(run_params), active)
 
     def _describe_special(self, owner: str, active: Run) -> None:
-        """The one run of a tuning or an audit."""
+        """Open the single run of a tuning or an audit."""
         audited = self._parameters["audited"]["algorithm"]
         mlflow.set_tags({"mlflow.runName": f"{owner} {self._run_name(audited)}", **self._tags(audited)})
         runs.close_crashed()
@@ -135,7 +135,7 @@ class RunRecorder:
         runs.log_params(owner, {name: value for name, value in settings.items() if name not in left_out})
 
     def _describe_trainings(self, algorithms: Sequence[str], names: Sequence[str], active: Run) -> None:
-        """The run of a single algorithm, or those of several below the pipeline's own."""
+        """Open the run of a single algorithm, or the runs of several algorithms below the pipeline's run."""
         mlflow.set_tags(self._tags(None))
         runs.close_crashed()
         if len(names) == 1 and names[0] in algorithms:
@@ -156,10 +156,10 @@ class RunRecorder:
             runs.log_tags(name, self._tags(name))
 
     def node_done(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-        """Log what a node has found out, if it is anything that is logged before the end."""
+        """Log the outputs of a node that are logged before the end."""
         for name, found in outputs.items():
             owner, _, kind = name.rpartition(".")
-            ours = owner in runs.tracked()  # a pipeline of the user's own may make a `model`, too
+            ours = owner in runs.tracked()  # a user's own pipeline may also make a `model`
             match kind:
                 case "provenance":
                     for algorithm in runs.tracked():
@@ -176,7 +176,11 @@ class RunRecorder:
                     runs.log_history(owner, [self._shown(row) for row in found.to_dict("records")])
 
     def finish(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Log results and end the runs. Raises EquidpError where the store fails; all results are on disk."""
+        """Log the results and end the runs.
+
+        Raises:
+            EquidpError: the store fails; all results are on disk.
+        """
         how = "" if special(pipeline) == AUDIT else " with resume=true, which does not train again,"
         left = (
             f"All results are on disk, but the run in MLflow is incomplete: once the store answers, the same "
@@ -189,7 +193,7 @@ class RunRecorder:
         runs.begin(False)
 
     def _log_results(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        made = pipeline.all_outputs()  # of a pipeline cut by --to-nodes other files are an earlier run's
+        made = pipeline.all_outputs()  # if a pipeline is cut by --to-nodes, other files are an earlier run's
         for owner, names in SHARED_ARTIFACTS.items():
             for name in names:
                 if name in made and (path := written_to(catalog, name)).is_file():
@@ -197,7 +201,7 @@ class RunRecorder:
         if "tuned.choice" in made:
             choice = catalog.load("tuned.choice")
             runs.log_metrics(TUNE, {"epsilon": choice["epsilon"]})
-            if not choice["exact"]:  # what the other records pay, and the noised score that chose
+            if not choice["exact"]:  # the ε of the validation records, and the noised score by which was chosen
                 scored = {"epsilon": choice["validation"]["epsilon"], choice["score"]: choice["value"]}
                 runs.log_metrics(TUNE, {f"validation/{name}": value for name, value in scored.items()})
             runs.log_params(TUNE, {f"chosen.{name}": value for name, value in choice["chosen"].items()})
@@ -209,9 +213,9 @@ class RunRecorder:
                 _log_algorithm(algorithm, made, catalog, inside=self._inside)
 
     def fail(self, error: Exception) -> None:
-        """End the runs of a pipeline that failed; one that was stopped can go on, and has not failed.
+        """End the runs of a pipeline that failed. A training that was stopped can go on, so its run is not failed.
 
-        What is refused before its first epoch leaves no run: a mistyped setting is no experiment.
+        A pipeline that is refused before its first epoch leaves no run: a mistyped setting is no experiment.
         """
         refused = refusal_in(error)
         try:
@@ -227,7 +231,7 @@ class RunRecorder:
 
     @contextmanager
     def _refusing(self, consequence: str, *others: type[Exception]) -> Iterator[None]:
-        """A store that fails in here ends the command in a sentence."""
+        """Within this context a failure of the store ends the command with one sentence."""
         failures: tuple[type[Exception], ...] = (*store.FAILURES, *others)
         try:
             yield
@@ -240,7 +244,7 @@ class RunRecorder:
         return run_name(algorithm, self._parameters, self._given, row)
 
     def _command(self, run_params: Mapping[str, Any]) -> str:
-        """What a user would type to run this again."""
+        """Return the command to run this again."""
         options = {"pipelines": "pipeline_names", "nodes": "node_names"} | {
             name: name.replace("-", "_") for name in ("from-inputs", "from-nodes", "to-nodes", "tags")
         }
@@ -250,7 +254,7 @@ class RunRecorder:
         return " ".join(["kedro run", *words, *([f"--params={settings}"] if settings else [])])
 
     def _settings_of(self, *algorithms: str, more: tuple[str, ...]) -> dict[str, Any]:
-        """By dotted name."""
+        """Return the settings that concern these algorithms, by dotted name."""
         return dotted(concerning(self._parameters, algorithms, *more), empty=True)
 
     def _tags(self, algorithm: str | None) -> dict[str, Any]:
@@ -260,14 +264,14 @@ class RunRecorder:
             "device": str(choose_device(self._parameters["training"]["device"])),
             "git_commit": git_commit(),
         }
-        if _secure(self._parameters):  # it is of the split and the first weights alone, and reads as if of the noise
+        if _secure(self._parameters):  # the seed is only for split and first weights, but looks like the noise's
             del shared["seed"]
         given = {"algorithm": algorithm, "run_label": self._parameters["run_label"]}
         return shared | {name: value for name, value in given.items() if value}
 
 
 def varied_names(parameters: Mapping[str, Any]) -> set[str]:
-    """Names of the settings that a tuning varies, as they are logged; of these the choice is logged, as `chosen.…`."""
+    """Return the names of the settings that a tuning varies, as they are logged; the chosen values are `chosen.…`."""
     names = dotted(parameters["tune"]["grid"]) | dotted(parameters["tune"]["box"])
     own = f"{parameters['audited']['algorithm']}."
     options = (name.removeprefix(own).removeprefix("options.") for name in names if name.startswith(own))
@@ -275,12 +279,13 @@ def varied_names(parameters: Mapping[str, Any]) -> set[str]:
 
 
 def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, Any], row: str | None = None) -> str:
-    """A run's name in MLflow: algorithm, what the command line set, dataset, and the seed or `secure`.
+    """Return a run's name in MLflow: algorithm, settings of the command line, dataset, and the seed or `secure`.
 
-    In this order: MLflow's list of runs shows some twenty letters.
+    The order matters, because MLflow's list of runs shows only about twenty letters.
 
     Args:
-        algorithm: its name, or several with `+` between them.
+        algorithm: its name, or several names with `+` between them.
+        parameters: the run's validated parameters.
         given: settings of the command line, by dotted name.
         row: in a sweep, the name of the table's row, which says what differs.
     """
@@ -291,14 +296,14 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
     short = {name: tail if last[tail] == 1 else name for name, tail in tails.items()}
     words = [f" {short[name]}={value}" for name, value in shown.items()]
     more = "".join(words) if row is None else row.removeprefix(algorithm)
-    drawn = "secure" if algorithm != BASELINE else "not private"  # nothing of that setting protects the baseline
+    drawn = "secure" if algorithm != BASELINE else "not private"  # secure mode does not protect the baseline
     drawn = drawn if _secure(parameters) else f"seed={parameters['seed']}"
     name = f"{algorithm}{more} {parameters['dataset']} {drawn}"
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def _tail(name: str) -> str:
-    """The last part of a setting's name; two of the figures' settings, as their ε is not the model's."""
+    """Return the last part of a setting's name; two parts for `privacy.evaluation`, whose ε is not the model's."""
     if name.startswith("privacy.evaluation."):
         return name.removeprefix("privacy.")
     return name.removesuffix(".name").rpartition(".")[2]
@@ -309,7 +314,7 @@ def _secure(parameters: Mapping[str, Any]) -> bool:
 
 
 def _named(figures: Mapping[str, float], *, inside: bool) -> dict[str, float]:
-    """Figures under the names that MLflow shows: exact ones as `nonprivate/…` where others are released."""
+    """Return figures under the names that MLflow shows: exact ones as `nonprivate/…` if `inside` is set."""
     return {f"nonprivate/{name}" if inside and name.startswith(EXACT) else name: of for name, of in figures.items()}
 
 
@@ -335,9 +340,9 @@ def _log_algorithm(name: str, made: set[str], catalog: DataCatalog, *, inside: b
 
 
 def _log_model(owner: str, name: str, made: set[str], catalog: DataCatalog) -> None:
-    """The folder that may go out, and the model itself, to load and score with."""
+    """Log the folder that may be published, and the model itself, to load and score with."""
     if f"{name}.{RELEASE}" in made and (folder := written_to(catalog, f"{name}.{RELEASE}")).is_dir():
-        runs.log_artifact(owner, folder, RELEASE)  # a run without one wrote none
+        runs.log_artifact(owner, folder, RELEASE)  # some runs write no such folder
     if f"{name}.model" in made:
         beside = [f"{name}.{kind}" for kind in ("privacy", "statement") if f"{name}.{kind}" in made]
         runs.log_model(owner, written_to(catalog, f"{name}.model"), [written_to(catalog, one) for one in beside])
@@ -360,7 +365,7 @@ def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:
 
 
 def _description(privacy: dict[str, Any], metrics: dict[str, Any], *, inside: bool) -> str:
-    """A run's description in MLflow, in one line; where figures go out with noise it tells no exact one."""
+    """Return a run's description in MLflow, in one line; without exact figures if others are released with noise."""
     task = kind_of(metrics)
     main = task.main
     value = metrics["overall"][main]

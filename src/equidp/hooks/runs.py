@@ -1,9 +1,10 @@
-"""Which MLflow run belongs to which algorithm, and what is written there.
+"""Runs: the MLflow run of each algorithm, and writing to it.
 
-A single algorithm has the pipeline's own run, with the baseline's figures as `baseline/…`. Several algorithms have one
-child run each, written through `MlflowClient` alone: the fluent API knows only one active run.
+A single algorithm has the pipeline's own run, with the baseline's figures as `baseline/…`. Several algorithms have a
+child run each, which is written through `MlflowClient` alone, because the fluent API knows only one active run.
 
-A store that fails while a run trains does not end the training: what it did not take is kept and written at the end.
+If the store fails during a training, the training goes on. Entries that the store did not take are kept, and written at
+the end.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from equidp.system import interrupts
 from equidp.system.threads import alone, environment
 
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
-"""Characters MLflow refuses in names."""
+"""Characters that MLflow refuses in names."""
 
 LONGEST_KEY = MAX_ENTITY_KEY_LENGTH - 10
-"""Letters of a name: a number may follow."""
+"""The most letters of a name, to which a number may be added."""
 
 AT_ONCE = {"metrics": MAX_METRICS_PER_BATCH} | dict.fromkeys(("params", "tags"), MAX_PARAMS_TAGS_PER_BATCH)
 
 DIGEST_LENGTH = 8
-"""Of a dataset's fingerprint in MLflow's list of runs, as of MLflow's own; the tag has all of it."""
+"""Letters of a dataset's fingerprint in MLflow's list of runs, as MLflow's own digests have; the tag has all of it."""
 
 SECONDS_BETWEEN_ROWS = 1.0
 
 FILES = ("project_path", "dataset", "seed", "run_label")
-"""Tags of runs that write the same files."""
+"""Tags that are equal for runs that write the same files."""
 
 
 @dataclass
@@ -65,11 +66,15 @@ class Tracking:
 
     Attributes:
         ours: whether the active run, if there is one, is a pipeline's; else it is the user's, and stays open.
-        runs: an algorithm's run: the active one or a child of it. Algorithms without one are not logged.
-        opened: runs that an interrupt must end: MLflow no longer counts a run as active while it ends it.
-        lost, held: whether the store has failed, and what is to be written once it answers again.
-        rows: figures of epochs that are not written yet; `written` is when the last ones were.
-        live, epochs: per algorithm, the metrics that epochs have given, and which epochs those were.
+        runs: ids of the algorithms' runs: the active run or its children. Algorithms without a run are not logged.
+        children: ids of the children of the active run.
+        opened: runs that an interrupt must end, because MLflow no longer counts a run as active while it ends it.
+        lost: whether the store has failed.
+        held: entries that are written once the store answers again.
+        rows: figures of epochs that are not written yet.
+        live: per algorithm, the names of metrics that epochs have given.
+        epochs: per algorithm, the epochs that have given metrics.
+        written: when figures of epochs were last written.
     """
 
     ours: bool = False
@@ -85,33 +90,33 @@ class Tracking:
 
     @cached_property
     def client(self) -> MlflowClient:
-        """Of the store that MLflow is pointed at."""
+        """The client of MLflow's present store."""
         return MlflowClient()
 
 
 _current = Tracking()
-"""Of the pipeline that is at work: `begin` and `close_runs` put a new one in its place."""
+"""The tracking of the pipeline that is at work; `begin` and `close_runs` replace it."""
 
 logger = logging.getLogger(__name__)
 
 
 def begin(ours: bool) -> None:
-    """Forget earlier runs; what is opened from here on is the pipeline's, and ended if the process is stopped."""
+    """Forget earlier runs. Runs that are opened from here on are the pipeline's if `ours`, and end with the process."""
     global _current
     _current = Tracking(ours)
     if alone():
         replaced, handler = (signal.SIG_DFL, _leave) if ours else (_leave, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGTERM) is replaced:  # training has a handler of its own meanwhile
+        if signal.getsignal(signal.SIGTERM) is replaced:  # during a training another handler is set
             signal.signal(signal.SIGTERM, handler)
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    """End the process in order, where SIGTERM would end it on the spot."""
+    """Exit the process in an orderly way, where SIGTERM would end it at once."""
     raise SystemExit(interrupts.SIGTERM_STATUS)
 
 
 def open_run(algorithm: str, run_id: str, *, child: bool = False) -> None:
-    """Add a run that nodes write to, at once when it is made: an interrupt may come before the next one."""
+    """Add a run that nodes write to. Call it as soon as the run is made: an interrupt may come before the next run."""
     _current.opened.append(run_id)
     _current.runs[algorithm] = run_id
     if child:
@@ -119,7 +124,7 @@ def open_run(algorithm: str, run_id: str, *, child: bool = False) -> None:
 
 
 def close_runs(status: str) -> None:
-    """End all runs of the pipeline, the children first; nothing is written to any run from here on."""
+    """End all runs of the pipeline, the children first. After this nothing is written to them."""
     global _current
     _write_rows()
     for run_id in _current.children:
@@ -135,7 +140,7 @@ def begun() -> bool:
 
 
 def discard() -> None:
-    """End the pipeline's runs and take them out of MLflow's list (`State: Deleted` shows them); a user's own stays."""
+    """End the pipeline's runs and delete them in MLflow (`State: Deleted` shows them); a user's own run stays."""
     active, client = mlflow.active_run(), _current.client
     unwanted = [*_current.children, *([active.info.run_id] if active is not None and _current.ours else [])]
     close_runs("FAILED")
@@ -144,9 +149,9 @@ def discard() -> None:
 
 
 def abandon() -> None:
-    """End the pipeline's run as failed, and leave its children: MLflow would end it as finished with the process.
+    """End the pipeline's run as failed, because MLflow would end it as finished with the process. Children are left.
 
-    The store has just failed: it is asked once, as a server that hangs would be waited for minutes, again.
+    The store has just failed. So it is asked only once, because a server that hangs would cost minutes again.
     """
     with suppress(*FAILURES), environment(ONCE):
         if _current.ours and mlflow.active_run() is not None:
@@ -155,15 +160,15 @@ def abandon() -> None:
 
 
 def end_interrupted() -> None:
-    """End what Ctrl-C or SIGTERM has left open: Kedro tells its hooks of errors only.
+    """End runs that Ctrl-C or SIGTERM has left open, because Kedro tells its hooks only of errors.
 
     Raises:
-        KeyboardInterrupt, SystemExit: where it is interrupted itself.
+        KeyboardInterrupt, SystemExit: this function is interrupted itself.
     """
     if not _current.ours:
         return
     try:
-        gc.collect()  # a cursor that was cut off in the middle may still lock the store, for this process too
+        gc.collect()  # an interrupted cursor may still lock the store, also for this process
         _kill()
     except FAILURES as error:
         interrupts.raise_hidden(error)
@@ -171,10 +176,10 @@ def end_interrupted() -> None:
         begin(False)
 
 
-@atexit.register  # after MLflow registered what would end the run as finished, hence before that is called
+@atexit.register  # MLflow has registered its function, which ends the run as finished, before: so this is called first
 def _end_with_process() -> None:
-    """Retry once if interrupted again: Ctrl-C is often pressed twice, and some launchers pass it on twice."""
-    if begun():  # without a word users repeat the command as it is, and pay for a model that is trained already
+    """End runs, and try again if interrupted: Ctrl-C is often pressed twice, and some launchers pass it on twice."""
+    if begun():  # without this users repeat the command as it is, and train a model again that is trained already
         print("What is finished is kept: the same command with resume=true in --params goes on.", file=sys.stderr)
     for _ in range(2):
         with suppress(KeyboardInterrupt, SystemExit):
@@ -183,11 +188,11 @@ def _end_with_process() -> None:
 
 
 def _kill() -> None:
-    """End every run of the pipeline as killed, but for those that have finished."""
+    """End every run of the pipeline as killed, except runs that have finished."""
     active = mlflow.active_run()
     if active is not None:
         _current.opened.append(active.info.run_id)
-        mlflow.end_run("KILLED")  # first: what is active when the process ends would be ended as finished
+        mlflow.end_run("KILLED")  # first, because a run that is active at the process's end is ended as finished
     _write_rows()
     client = MlflowClient()
     for run_id in dict.fromkeys(_current.opened):
@@ -196,15 +201,15 @@ def _kill() -> None:
 
 
 def close_crashed() -> None:
-    """Set to KILLED what a crash left open of runs on the active run's files: it would seem to be running for ever.
+    """Set runs to KILLED that a crash left open and that write the active run's files, and their children.
 
-    None of them is at work, as the guard holds these files' lock. One of the same path on another machine, whose files
-    are others, is told to be finished when it is.
+    Otherwise they would seem to run for ever. None of them is at work, because the guard holds the lock of these files.
+    A run with the same path on another machine has other files; it gets its right status when it finishes.
     """
     client, active = MlflowClient(), mlflow.active_run()
     assert active is not None
     tags = client.get_run(active.info.run_id).data.tags
-    spared = {active.info.run_id, tags.get(MLFLOW_PARENT_RUN_ID)}  # a user's own around this one
+    spared = {active.info.run_id, tags.get(MLFLOW_PARENT_RUN_ID)}  # the parent may be a user's own run
     found = client.search_runs([active.info.experiment_id], "attributes.status = 'RUNNING'")
     left = {
         run.info.run_id
@@ -217,10 +222,10 @@ def close_crashed() -> None:
 
 
 def lose(error: Exception) -> None:
-    """From now on keep what is to be logged until the end: every further attempt would wait as long as this one did.
+    """Keep all entries until the end from here on, because every further attempt would wait as long as this one.
 
     Raises:
-        KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
+        KeyboardInterrupt, SystemExit: the store failed because it was interrupted.
     """
     interrupts.raise_hidden(error)
     if not _current.lost:
@@ -232,10 +237,10 @@ def lose(error: Exception) -> None:
 
 
 def catch_up() -> None:
-    """Write what was kept, in its order, and the epochs that were not written yet.
+    """Write the kept entries, in order, and the epochs that are not written yet.
 
     Raises:
-        MlflowException: where the store still fails.
+        MlflowException: the store still fails.
     """
     _write_rows()
     while _current.held:
@@ -245,7 +250,7 @@ def catch_up() -> None:
 
 
 def log_epoch(algorithm: str, row: Mapping[str, float]) -> None:
-    """Live figures of one epoch; the epoch is the step. Written once a second: a call costs as much as an epoch may."""
+    """Log the live figures of one epoch, which is the step. They are written once a second, because a call is slow."""
     figures, epoch = {k: v for k, v in row.items() if k != "epoch"}, int(row["epoch"])
     _current.epochs.setdefault(algorithm, set()).add(epoch)
     _current.live.setdefault(algorithm, set()).update(figures)
@@ -255,21 +260,22 @@ def log_epoch(algorithm: str, row: Mapping[str, float]) -> None:
 
 
 def log_history(algorithm: str, history: Iterable[Mapping[str, Any]]) -> None:
-    """Figures of those epochs that this process did not train: those before a resume, or of a baseline kept.
+    """Log figures of the epochs that this process did not train: epochs before a resume, or of a kept baseline.
 
-    ε of an epoch is known at the end only, and no run's curves have it.
+    The ε of an epoch is left out: it is known only at the end, so no run's curves have it.
     """
     known = set(_current.epochs.get(algorithm, ()))
     for row in history:
         if int(row["epoch"]) not in known:
-            kept = {name: v for name, v in row.items() if v is not None and v == v and name != "epsilon"}  # NaN: none
+            kept = {name: v for name, v in row.items() if v is not None and v == v and name != "epsilon"}  # no NaN
             log_epoch(algorithm, kept)
 
 
 def log_metrics(algorithm: str, metrics: Mapping[str, float]) -> None:
-    """Write a run's results, all at once (one call is about 20 times cheaper than one per metric).
+    """Write a run's results in one call, which is about 20 times cheaper than a call for each metric.
 
-    Those that epochs have given too end their curves: MLflow takes the latest value of the last step for the run's own.
+    A metric that epochs have given, too, is written at the last epoch: MLflow shows the latest value of the last step
+    as the run's value.
     """
     live, last = _current.live.get(algorithm, set()), max(_current.epochs.get(algorithm, {0}))
     ending = {name: value for name, value in metrics.items() if name in live}
@@ -279,7 +285,7 @@ def log_metrics(algorithm: str, metrics: Mapping[str, float]) -> None:
 
 def log_params(algorithm: str, params: Mapping[str, Any]) -> None:
     """Write parameters to the algorithm's run."""
-    names = numbered(params, slug)  # two names in other scripts may share a slug, and MLflow takes each once
+    names = numbered(params, slug)  # two names that are not Latin may share a slug, and MLflow takes each name once
     entries = [Param(names[name], str(value)[:MAX_PARAM_VAL_LENGTH]) for name, value in params.items()]
     write(algorithm, "params", entries)
 
@@ -290,9 +296,9 @@ def log_tags(algorithm: str, tags: Mapping[str, Any]) -> None:
 
 
 def log_dataset(algorithm: str, name: str, fingerprint: str, folder: Path) -> None:
-    """Say what the algorithm's run trains on, in MLflow's own terms; how many records it holds may be private.
+    """Log the data set of the algorithm's run in MLflow's own terms; its number of records may be private.
 
-    A store that fails is not asked again: the tags say the same.
+    If the store fails, this is not tried again, because the tags say the same.
     """
     run_id = _current.runs.get(algorithm)
     if run_id is None or _current.lost:
@@ -312,7 +318,7 @@ def log_artifact(algorithm: str, path: Path, folder: str | None = None) -> None:
         return
     if path.is_dir():
         _current.client.log_artifacts(run_id, str(path), folder)
-    elif path.suffix == ".html":  # as one self-contained file
+    elif path.suffix == ".html":  # as a single file with all that it needs
         from equidp.reporting.rendering import whole  # late: it imports Plotly
 
         _current.client.log_text(run_id, whole(path.read_text(encoding="utf-8")), path.name)
@@ -321,10 +327,10 @@ def log_artifact(algorithm: str, path: Path, folder: str | None = None) -> None:
 
 
 def log_model(algorithm: str, weights: Path, statement: Iterable[Path] = ()) -> None:
-    """Upload the model as pyfunc, loadable as `runs:/<run id>/model`, its privacy statement beside it."""
+    """Upload the model as pyfunc, loadable as `runs:/<run id>/model`, with its privacy statement beside it."""
     if algorithm not in _current.runs:
         return
-    from equidp.hooks.packing import pack  # late: it brings a second of imports
+    from equidp.hooks.packing import pack  # late: its imports take a second
 
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
@@ -333,7 +339,7 @@ def log_model(algorithm: str, weights: Path, statement: Iterable[Path] = ()) -> 
 
 
 def tracked() -> tuple[str, ...]:
-    """Algorithms that have a run."""
+    """Return the algorithms that have a run."""
     return tuple(_current.runs)
 
 
@@ -343,7 +349,7 @@ def _metrics(figures: Mapping[str, float], step: int) -> list[Metric]:
 
 
 def _write_rows() -> None:
-    """Write the epochs that have come in since the last time."""
+    """Write the figures of epochs that are not written yet."""
     rows, _current.rows = _current.rows, {}
     for algorithm, entries in rows.items():
         write(algorithm, "metrics", entries)
@@ -351,7 +357,7 @@ def _write_rows() -> None:
 
 
 def write(algorithm: str, kind: str, entries: Sequence[Any]) -> None:
-    """Write `metrics`, `params` or `tags` to the algorithm's run; kept for the end where the store has failed."""
+    """Write `metrics`, `params` or `tags` to the algorithm's run, or keep them for the end if the store has failed."""
     run_id = _current.runs.get(algorithm)
     if run_id is None:
         return
@@ -367,9 +373,9 @@ def write(algorithm: str, kind: str, entries: Sequence[Any]) -> None:
 
 
 def slug(name: str) -> str:
-    """A name MLflow accepts: other characters become `_`, and it leads nowhere, as MLflow takes names for paths.
+    """Return a name that MLflow accepts: other characters become `_`, also a part such as `..`: MLflow reads paths.
 
-    A column's name may be a whole question of a form: what is too long is cut.
+    A long name is cut: a column's name may be a whole question of a form.
     """
     parts = REFUSED.sub("_", name).split("/")
     whole = "/".join(part if part.strip(".") else "_" for part in parts)

@@ -1,9 +1,9 @@
-"""The model as MLflow serves it: this file is the model's code, its weights are safetensors. Nothing is pickled.
+"""Served model: the model as MLflow serves it. This file is its code, and its weights are safetensors without pickle.
 
-`mlflow.pyfunc.load_model("runs:/<run id>/model").predict(rows)` takes rows as the provider's file has them (a DataFrame
-of raw columns for tabular data, an array of stored features otherwise) and gives one column of probabilities per class,
-or of numbers in its own unit for a target.
-Input that training would have refused, or could not have seen, is refused here too: a score of it would be arbitrary.
+`mlflow.pyfunc.load_model("runs:/<run id>/model").predict(rows)` takes rows as the provider's file has them: a DataFrame
+of raw columns for tabular data, otherwise an array of stored features. It gives a column of probabilities for each
+class, or a column of numbers for a target, in the target's unit. Input that training would have refused, or could not
+have seen, is refused here, too, because its score would be arbitrary.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from equidp.models.weights import load_weights, network_of
 from equidp.training import predict
 
 REASON = "reason"
-"""Column that says why a row has no score, where some have none."""
+"""Column that says why a row has no score, if there are such rows."""
 
 
 class RefusedInputError(EquidpError, MlflowException):  # type: ignore[misc]  # `message` is final in click, not in MLflow
-    """A refusal whose sentence MLflow's server passes on; any other error it answers with a traceback."""
+    """A refusal whose sentence MLflow's server passes on. For any other error the server returns a traceback."""
 
     def __init__(self, message: str) -> None:
         EquidpError.__init__(self, message)
@@ -44,7 +44,7 @@ class RefusedInputError(EquidpError, MlflowException):  # type: ignore[misc]  # 
 
 
 class ServedModel(PythonModel):
-    """Loads weights and card; encodes raw rows by the dataset's declared schema before scoring them."""
+    """Loads weights and card, and encodes raw rows by the dataset's declared schema before it scores them."""
 
     def load_context(self, context: PythonModelContext) -> None:
         """Rebuild the network from the artifact `weights`."""
@@ -53,12 +53,14 @@ class ServedModel(PythonModel):
         self.network = network_of(weights)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        """`[n, outputs]`: probabilities, columns named by class, or numbers by target. It takes arrays too, but MLflow
-        warns of such a hint. Where some rows break the dataset's declaration, they have None, and a further column
-        says why.
+        """Return `[n, outputs]`: columns of probabilities named by class, or columns of numbers named by target.
+
+        Arrays are accepted, too, but MLflow warns of such a type hint. Rows that break the dataset's declaration get
+        None, and another column says why.
 
         Raises:
-            RefusedInputError: all rows break it, or a column is missing, or an array without features of this model.
+            RefusedInputError: all rows break the declaration, a column is missing, or an array does not have the
+                features of this model.
         """
         schema, refused = Schema.from_dict(self.card["schema"]), dict[int, str]()
         try:
@@ -75,17 +77,17 @@ class ServedModel(PythonModel):
             return pd.DataFrame(found, columns=schema.output_names)
         every = np.full((len(rows), found.shape[1]), np.nan, dtype=found.dtype)
         every[[at for at in range(len(rows)) if at not in refused]] = found
-        # the rows' own index: joined back to a part of a table, scores must not land on other rows
+        # with the rows' own index, so that scores that are joined to a part of a table belong to the right rows
         scores = pd.DataFrame(every, columns=schema.output_names, index=rows.index)
         if refused:
             name = REASON if REASON not in schema.output_names else f"{REASON} of no score"
-            # MLflow's server writes NaN as it is, which strict readers of JSON refuse; None it writes as null
+            # MLflow's server writes NaN as NaN, which strict readers of JSON refuse, but None as null
             scores = scores.astype(object).where(scores.notna(), None)
             scores[name] = [refused.get(at, "") for at in range(len(rows))]
         return scores
 
     def _stored(self, given: Any) -> Tensor:
-        """Features as training had them: pixels as bytes, token ids, numbers of a table scaled to 0..1."""
+        """Return features as in training: pixels as bytes, token ids, or numbers of a table scaled to 0..1."""
         schema = Schema.from_dict(self.card["schema"])
         try:
             values = np.asarray(given)
@@ -98,7 +100,7 @@ class ServedModel(PythonModel):
                 f"The model takes an array of numbers of shape ({wanted}), one entry per record, and this one is "
                 f"({found}) of {values.dtype}; {remedy}."
             )
-        if is_raw_image(schema):  # floats would go round the scaling
+        if is_raw_image(schema):  # as bytes, because floats would not be scaled
             return torch.from_numpy(_within(values, 255, "pixels", whole=True).astype(np.uint8))
         if schema.kind == "text":
             return torch.from_numpy(_within(values, schema.vocabulary - 1, "token ids", whole=True).astype(np.int64))
@@ -108,7 +110,7 @@ class ServedModel(PythonModel):
 
 
 def _encoded(encoder: Source, rows: pd.DataFrame, refused: dict[int, str]) -> Tensor:
-    """Features of the rows that fit the declaration; the others' positions and what is wrong go to `refused`.
+    """Return the features of rows that fit the declaration; put positions and faults of other rows into `refused`.
 
     Raises:
         EquidpError: a column is missing, or no row fits.
@@ -124,7 +126,7 @@ def _encoded(encoder: Source, rows: pd.DataFrame, refused: dict[int, str]) -> Te
 
 
 def _as_rows(given: Any) -> pd.DataFrame | None:
-    """Rows with named columns as a data frame, however a client wrote them; None where columns have no names."""
+    """Return rows with named columns as a data frame, for all ways to write them; None if columns have no names."""
     if isinstance(given, pd.Series):
         return given.to_frame().T
     if isinstance(given, Mapping):
@@ -139,7 +141,7 @@ def _as_rows(given: Any) -> pd.DataFrame | None:
 
 
 def as_read(rows: pd.DataFrame) -> pd.DataFrame:
-    """Cells as a table's are read: text stripped, numbers and truth values as they are."""
+    """Return cells as they are read from a table: text is stripped, numbers and booleans stay as they are."""
     if rows.columns.has_duplicates:
         twice = rows.columns[rows.columns.duplicated()][0]
         raise EquidpError(f"The given table has two columns called {str(twice)!r}; leave one out.")
@@ -147,10 +149,10 @@ def as_read(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _within(values: np.ndarray, most: float, what: str, *, least: float = 0, whole: bool = False) -> np.ndarray:
-    """The values themselves.
+    """Return the values themselves.
 
     Raises:
-        EquidpError: one is no finite number from `least` to `most`, or none that is whole.
+        EquidpError: a value is no finite number from `least` to `most`, or is not whole although `whole` is set.
     """
     good = np.isfinite(values) & (values >= least) & (values <= most)
     if whole:

@@ -1,4 +1,4 @@
-"""MLflow's store: whether it can be written to, making the project's own, and what is said of one that fails."""
+"""Store: checks MLflow's store, makes the project's own one, and explains a store that fails."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ PORTS = {"http": 80, "https": 443}
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306}
 
 FAILURES = (MlflowException, SQLAlchemyError)
-"""What a failing store raises: MLflow lets some of SQLAlchemy's errors through as they are."""
+"""Errors of a failing store. MLflow does not wrap some of SQLAlchemy's errors."""
 
 UNANSWERED = (ConnectionError, TimeoutError, socket.gaierror)
-"""What the system raises of a server that is gone, or hangs."""
+"""Errors of the system if a server is gone or hangs."""
 
 LOCK_SECONDS = 10.0
-"""Seconds that another process may hold the project's store at a run's start."""
+"""The most seconds that a run waits, at its start, for another process that holds the project's store."""
 
 DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # MLflow's own would wait for a server that died for minutes, every epoch
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # by MLflow's default a dead server would cost minutes in every epoch
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # a bar for every small file
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # there would be a bar for every small file
 }
-"""How MLflow behaves unless its user has set something else."""
+"""MLflow's variables, unless the user has set them."""
 
 ONCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
-"""How it asks a server that has just failed, for what can do without an answer."""
+"""MLflow's variables for a request to a server that has just failed, if the request may fail."""
 
 
 def connect(config: AbstractConfigLoader) -> str:
-    """Point MLflow at the store and the experiment of mlflow.yml, and make them where they are missing.
+    """Point MLflow at the store and the experiment of mlflow.yml, and make them if they are missing.
 
     Returns:
         The experiment's id.
 
     Raises:
-        EquidpError: a store that cannot be used.
+        EquidpError: the store cannot be used.
     """
     settings = config["mlflow"]
     uri = settings["server"]["mlflow_tracking_uri"]
     os.environ.update(_credentials(config, settings["server"]["credentials"]))
     if without_password(uri) != uri:
-        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # MLflow would print the password behind each run
+        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # MLflow would print the password after each run
     check_store(uri)
     try:
         _check_database(uri)
@@ -74,7 +74,7 @@ def connect(config: AbstractConfigLoader) -> str:
         return _chosen(settings["tracking"]["experiment"])
     except FAILURES as error:
         raise refusal(uri, error, "Nothing was run.") from error
-    except ModuleNotFoundError as error:  # the database's driver; SQLAlchemy's own choice is not the extra's
+    except ModuleNotFoundError as error:  # the database's driver; SQLAlchemy's default one is not that of the extra
         install = "install its driver"
         if urlparse(uri).scheme.startswith("postgres"):
             install = "pip install 'equidp[postgres]', and let the address begin with postgresql+psycopg2://"
@@ -99,7 +99,7 @@ def _chosen(experiment: Mapping[str, Any]) -> str:
 
 
 def _refuse_elsewhere(found: Experiment, wanted: str | None) -> None:
-    """Refuse an experiment whose artifacts go to another local folder than configured: MLflow keeps that for ever.
+    """Refuse an experiment whose artifacts go to another local folder than configured, which MLflow cannot change.
 
     A project that was moved or copied would write models and exact figures into its old place.
     """
@@ -117,7 +117,7 @@ def _refuse_elsewhere(found: Experiment, wanted: str | None) -> None:
 
 
 def _refuse_unwritable(experiment: Experiment) -> None:
-    """Refuse a local folder of artifacts that nothing can be written to: it would be found after the training."""
+    """Refuse a local folder of artifacts that cannot be written to: otherwise this shows only after the training."""
     place = urlparse(experiment.artifact_location)
     folder = Path(url2pathname(place.path))
     if place.scheme == "file" and (error := refused(folder)):
@@ -134,10 +134,10 @@ def _credentials(config: AbstractConfigLoader, name: str | None) -> dict[str, st
 
 
 def check_store(uri: str) -> None:
-    """Refuse a store that cannot be written to, before MLflow's client has retried for minutes.
+    """Refuse a store that cannot be written to, because MLflow's client would retry for minutes.
 
     Raises:
-        EquidpError: naming the address or the file.
+        EquidpError: the store cannot be written to; the message names the address or the file.
     """
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -154,17 +154,18 @@ def check_store(uri: str) -> None:
 
 
 def _check_database(uri: str) -> None:
-    """Refuse a database's server that does not answer, which MLflow would try for a hundred seconds without a word.
+    """Refuse a database server that does not answer, because MLflow would try for a hundred seconds without a message.
 
     Raises:
-        ModuleNotFoundError: without its driver.
+        ModuleNotFoundError: the database's driver is not installed.
+        EquidpError: the server does not answer.
     """
     port = DATABASE_PORTS.get(urlparse(uri).scheme.partition("+")[0])
     if port is None:
         return
     address = make_url(uri)
     address.get_dialect().import_dbapi()
-    if address.host and not address.host.startswith("/"):  # a socket's folder
+    if address.host and not address.host.startswith("/"):  # "/…" is the folder of a socket
         _refuse_silent(uri, address.host, address.port or port)
 
 
@@ -179,10 +180,14 @@ def _refuse_silent(uri: str, host: str, port: int) -> None:
 
 
 def make_store(uri: str, experiment: Mapping[str, Any]) -> None:
-    """Make the project's database unless it is there; it is seen under its name only once it is complete.
+    """Make the project's database, if it does not exist. It gets its name only once it is complete.
 
-    MLflow makes its tables one by one, under that name: two first runs at once would both fail, and so would every
-    later run, and it would be the same after one that was stopped. `experiment` is mlflow.yml's.
+    MLflow would make its tables one by one under the final name. If two first runs came at once, or a first run were
+    stopped, this run and every later one would fail.
+
+    Args:
+        uri: the store's address.
+        experiment: settings of the experiment in mlflow.yml.
     """
     path = _database_file(uri)
     if path is None or path.exists():
@@ -192,12 +197,13 @@ def make_store(uri: str, experiment: Mapping[str, Any]) -> None:
     tags = [ExperimentTag(key, value) for key, value in (asked.get("tags") or {}).items()]
     try:
         location = make_url(uri).set(database=str(part)).render_as_string(hide_password=False)
-        if uri.endswith(path.name):  # as it was written: MLflow makes the folders of a quoted path, quotes and all
+        if uri.endswith(path.name):  # keep the address as the user wrote it: of a quoted path MLflow makes odd folders
             location = uri.removesuffix(path.name) + part.name
         store = SqlAlchemyStore(location, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
         store.create_experiment(experiment["name"], asked.get("artifact_location"), tags)
         store.engine.dispose()
-        # unlike a renaming, a link does not replace what another run has made meanwhile; no links here: MLflow makes it
+        # unlike a renaming, a link does not replace a file that another run has made meanwhile; if the file system has
+        # no links, MLflow makes the database
         with suppress(OSError):
             path.hardlink_to(part)
     finally:
@@ -205,7 +211,7 @@ def make_store(uri: str, experiment: Mapping[str, Any]) -> None:
 
 
 def _database_file(uri: str) -> Path | None:
-    """Where an SQLite store is, there or not; None for other stores."""
+    """Return the path of an SQLite store, which may not exist; None for other stores."""
     if not urlparse(uri).scheme.startswith("sqlite"):
         return None
     database = make_url(uri).database
@@ -213,7 +219,7 @@ def _database_file(uri: str) -> Path | None:
 
 
 def _check_file(path: Path) -> None:
-    """Try for the right to write to a database, and give it back; to its folder, where it is to be made."""
+    """Refuse a database that cannot be written to; or its folder, if the database does not exist yet."""
     if not path.exists():
         tried = unfinished(path)
         try:
@@ -228,7 +234,7 @@ def _check_file(path: Path) -> None:
     try:
         with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
-            database.execute("CREATE TABLE tried (here)")  # a read-only file grants the right, and refuses its use
+            database.execute("CREATE TABLE tried (here)")  # a read-only file allows BEGIN, but refuses this
             database.execute("ROLLBACK")
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
@@ -244,7 +250,7 @@ def _check_file(path: Path) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Why a store failed, in a few words; around a server that is gone MLflow and its libraries put many."""
+    """Return why a store failed, in a few words; MLflow and its libraries use many words for a server that is gone."""
     if isinstance(error, MlflowException) and error.get_http_status_code() == HTTPStatus.UNAUTHORIZED:
         return (
             "the server asks for a login, or refuses this one: set MLFLOW_TRACKING_USERNAME and "
@@ -259,12 +265,12 @@ def reason(error: BaseException) -> str:
 
 
 def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
-    """What to tell the user of a store that failed, `consequence` being a sentence.
+    """Return the refusal for a store that failed; `consequence` is a sentence that is added.
 
     Raises:
-        KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
+        KeyboardInterrupt, SystemExit: the store failed because it was interrupted.
     """
     interrupts.raise_hidden(error)
-    if isinstance(error, OSError) and (why := REFUSALS.get(error.errno or 0)):  # a database has errors of its own
+    if isinstance(error, OSError) and (why := REFUSALS.get(error.errno or 0)):  # databases raise other errors
         return EquidpError(f"MLflow's artifacts of this run cannot be written: {why}. {consequence}")
     return EquidpError(f"MLflow's store {without_password(uri)} failed ({reason(error)}). {consequence}")

@@ -1,6 +1,6 @@
-"""One MLflow run per trained private model, and a parent where there are several: when what is logged.
+"""Track: calls a `RunRecorder` at each event of a run, so that every trained private model has an MLflow run.
 
-What is logged stands in `equidp.hooks.record`.
+Several models have a parent run, too. `equidp.hooks.record` says what is logged.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 
 class TrackHook:
-    """Hands every event of a run to a `RunRecorder`."""
+    """Passes every event of a run to a `RunRecorder`."""
 
     _recorder: RunRecorder
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        """Point MLflow at the project's store; its settings, defaults included, are what is logged."""
+        """Point MLflow at the project's store. The settings of this context are logged, with their defaults."""
         from equidp.hooks.record import RunRecorder  # late: it imports MLflow
 
         self._recorder = RunRecorder(context.config_loader)
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Open the runs, and hand training the function that it calls after every epoch."""
+        """Open the runs, and give training the function that it calls after every epoch."""
         self._recorder.open(run_params, pipeline)
         catalog["on_epoch"] = self._recorder.on_epoch
 
     @hook_impl
     def after_node_run(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Log what is known only while a pipeline runs: the data's fingerprint, the plan, earlier epochs, bounds."""
+        """Log what only nodes know: the data's fingerprint, the plan, earlier epochs, bounds of an audit."""
         self._recorder.node_done(inputs, outputs)
 
     @hook_impl
@@ -46,5 +46,5 @@ class TrackHook:
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
-        """A failed run says so in MLflow."""
+        """Mark the run in MLflow as failed."""
         self._recorder.fail(error)

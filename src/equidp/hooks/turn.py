@@ -1,4 +1,7 @@
-"""One run at a time in a process: Kedro's sessions share their hooks, which hold the settings and the MLflow run."""
+"""Turn: lets only one run at a time use a process.
+
+Kedro's sessions share their hooks, and these hold the settings and the MLflow run.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ BESIDE = (
     "Another run of this process is at work or begins, and the two would be told, named and logged by each other's "
     "settings: wait for it, or start this one by `kedro run` in a process of its own."
 )
-"""For notebooks' threads, and for requests to `kedro server`, which answers each in a thread."""
+"""The refusal, for example in threads of a notebook, or of `kedro server`, which answers each request in a thread."""
 
 
 class Turn:
-    """Which thread's run the hooks belong to, from its context on.
+    """The thread whose run the hooks belong to, from the creation of its context on.
 
     Kedro makes the context and runs the pipeline in one thread; nodes and datasets may have others.
     """
@@ -30,13 +33,13 @@ class Turn:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """Around all that hooks keep of a new context.
+        """Enter this context while hooks store a new Kedro context.
 
         Raises:
-            EquidpError: while another thread's run is at work, and within a run: in a node or a hook of it.
+            EquidpError: another thread's run is at work; or the call comes from within a run, from its nodes or hooks.
         """
         with self._lock:
-            # Ctrl-C in a notebook ends a run without telling hooks: the next one has its thread
+            # Ctrl-C in a notebook ends a run without a call of the hooks; the next run then has the same thread
             others = self._thread is not current_thread() and self._alive()
             if self._preparing or (self._at_work and (others or self._within())):
                 raise EquidpError(BESIDE)
@@ -48,10 +51,10 @@ class Turn:
 
     @contextmanager
     def begun(self, catalog: object) -> Iterator[None]:
-        """Around what is asked before a run of this catalog; where it is refused, the turn is over.
+        """Enter this context for the checks before a run with this catalog. If they refuse the run, the turn is over.
 
         Raises:
-            EquidpError: where another thread has made a context since this one's.
+            EquidpError: another thread has made a context since this thread did.
         """
         with self._lock:
             if self._thread is not current_thread():
@@ -64,11 +67,11 @@ class Turn:
             raise
 
     def close(self) -> None:
-        """The run has finished or failed."""
+        """End the turn, after the run has finished or failed."""
         self._at_work, self._catalog = False, None
 
     def _within(self) -> bool:
-        """Whether this is called from within the run at work: Kedro holds its catalog as long as it runs."""
+        """Whether this is called from within the run at work: then some caller's frame holds its catalog."""
         frame = currentframe()
         while frame is not None:
             if any(one is self._catalog for one in frame.f_locals.values()):

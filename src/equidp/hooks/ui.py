@@ -1,4 +1,4 @@
-"""MLflow's pages for a project's store: nothing of it reaches out by itself, and nothing stays when it ends."""
+"""UI: serves MLflow's pages for a project's store, only at the given host and port. No process outlives it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ from equidp.system.interrupts import handling
 SECONDS_TO_STOP = 10
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Signals that end it as Ctrl-C does; the second one where its terminal is closed."""
+"""Signals that end the server as Ctrl-C does; SIGHUP comes if its terminal is closed."""
 
 
 def serve(uri: str, experiment: str, host: str, port: int) -> int:
-    """Serve MLflow's pages until Ctrl-C, and print the addresses of the views. Returns MLflow's exit status.
+    """Serve MLflow's pages until Ctrl-C, print the addresses of the views, and return MLflow's exit status.
 
-    Of a store that is a server (`uri`), only the addresses of its own pages are printed; `experiment` is an id.
+    If the store is a server, only the addresses of its own pages are printed.
+
+    Args:
+        uri: the store's.
+        experiment: id of the experiment.
+        host: on which the pages are served.
+        port: on which the pages are served.
 
     Raises:
         EquidpError: another process serves at this port.
@@ -32,15 +38,15 @@ def serve(uri: str, experiment: str, host: str, port: int) -> int:
     remote = uri.startswith(("http://", "https://"))
     if not remote:
         _refuse_taken(host, port)
-    uri = re.sub(r"://[^/]*@", "://", uri) if remote else uri  # a browser asks for the login, and a terminal keeps it
+    uri = re.sub(r"://[^/]*@", "://", uri) if remote else uri  # without the login: a terminal keeps what is printed
     pages = f"{uri if remote else f'http://{host}:{port}'}/#/experiments/{experiment}/runs?viewStateShareKey="
     charts = f"{pages}{MEANS}&compareRunsMode=CHART"
     print(f"All runs: {pages}{RUNS}\nOf sweeps, means over seeds: {pages}{MEANS}\n as charts: {charts}", flush=True)
     if remote:
         return 0
     variables = {
-        "MLFLOW_BACKEND_STORE_URI": uri,  # not as an argument, which every user of the machine could read
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight processes for what no training needs
+        "MLFLOW_BACKEND_STORE_URI": uri,  # not as an argument, because every user of the machine could read it
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # it would start eight processes that no training needs
     }
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     process = subprocess.Popen(command, env=os.environ | variables, start_new_session=True)
@@ -65,7 +71,7 @@ def _refuse_taken(host: str, port: int) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server with all that it has started: its workers outlive it if it is ended alone."""
+    """End the server and all processes that it has started: its workers would outlive it."""
     if not hasattr(os, "killpg"):
         process.terminate()
         return

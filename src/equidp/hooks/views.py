@@ -1,6 +1,6 @@
-"""What MLflow shows first: named views of the experiment, with the columns and charts that a user opens first.
+"""Views: named views of the experiment in MLflow, with the columns and charts that a user needs first.
 
-MLflow keeps a view as a tag of the experiment and offers it under “Views”. One that exists is left as it is.
+MLflow keeps a view as a tag of the experiment and offers it under “Views”. A view that exists is not changed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from mlflow.entities import Experiment
 
 TAG = "mlflow.sharedViewState."
 MEANS, RUNS, NOISED = "equidp-means", "equidp-runs", "equidp-released"
-"""The views' ids, as they stand in an address: `…/#/experiments/1/runs?viewStateShareKey=equidp-means`."""
+"""The views' ids, as in addresses: `…/#/experiments/1/runs?viewStateShareKey=equidp-means`."""
 
 MAIN = "test/accuracy", "test/worst_group_accuracy", "cost_of_privacy/accuracy", "cost_of_privacy/gap"
 OTHERS = "mae", "label_accuracy"
-"""The main figures of runs that predict no plain classes, to the right of those that do."""
+"""The main figures of runs whose task is not plain classification; their columns are to the right of `MAIN`."""
 NOTE = (
     "A run is one training and its non-private baseline. Under **Views**: *Means over seeds* of sweeps, with half of "
     "their 95 % interval, *Data set → algorithm → seed*, and *Figures with noise* of runs that release them "
@@ -28,7 +28,7 @@ NOTE = (
 
 
 def add_views(client: MlflowClient, experiment: Experiment) -> None:
-    """Give the experiment those views and the description that it has not."""
+    """Add the views and the description that the experiment does not have yet."""
     wanted = {f"{TAG}{key}": json.dumps(view, separators=(",", ":")) for key, view in _views().items()}
     for tag, value in (wanted | {"mlflow.note.content": NOTE}).items():
         if tag not in experiment.tags:
@@ -40,7 +40,7 @@ def _views() -> dict[str, dict[str, Any]]:
     runs = {"epsilon": 85} | dict(zip(MAIN, (105, 175, 165, 140), strict=True))
     runs |= {f"{of}{name}": 150 for name in OTHERS for of in ("test/", "test/worst_group_", "cost_of_privacy/")}
     noised = {"epsilon": 85, "released/epsilon": 130, "released/accuracy": 140, "released/auroc": 130}
-    best = {"orderByKey": f"metrics.`{MAIN[1]}`", "orderByAsc": False}  # any order but by time shows no tree
+    best = {"orderByKey": f"metrics.`{MAIN[1]}`", "orderByAsc": False}  # if not ordered by time, no tree is shown
     return {
         MEANS: _view(
             "Means over seeds",
@@ -59,14 +59,14 @@ def _view(name: str, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _columns(kind: str, widths: Mapping[str, int]) -> dict[str, Any]:
-    """Columns beside a run's name, in their order; with MLflow's own they fit a window of 1400 pixels."""
+    """Return the columns beside a run's name, in order. With MLflow's own columns they fit a window of 1400 pixels."""
     named = {f"{'metrics' if name == 'epsilon' else kind}.`{name}`": width for name, width in widths.items()}
     fixed = {"1": 73, "attributes.`Run Name`": 190, "runDateAndNestInfo": 130, "duration": 70}
     return {"selectedColumns": [*named], "columnOrder": [*fixed, *named], "columnWidths": fixed | named}
 
 
 def _charts(*, lines: bool) -> dict[str, Any]:
-    """Who pays and how much: the four main figures, accuracy against ε, and over the epochs."""
+    """Return the charts: the four main figures, the worst group's accuracy against ε, and curves over the epochs."""
     charts: list[dict[str, Any]] = [{"type": "BAR", "metricKey": name} for name in MAIN]
     charts.append(
         {
@@ -82,7 +82,7 @@ def _charts(*, lines: bool) -> dict[str, Any]:
         ]
     shared = {"deleted": False, "isGenerated": False, "runsCountToCompare": 20, "metricSectionId": "equidp"}
     return {
-        "isAccordionReordered": True,  # or MLflow sorts ours below those that it makes of every metric
+        "isAccordionReordered": True,  # otherwise MLflow sorts these below its own charts of every metric
         "compareRunSections": [{"uuid": "equidp", "name": "What privacy costs", "display": True, "isReordered": False}],
         "compareRunCharts": [{"uuid": f"equidp-{number}", **shared, **chart} for number, chart in enumerate(charts)],
     }

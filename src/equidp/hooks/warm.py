@@ -1,8 +1,8 @@
-"""What every run imports, imported once: a sweep's runs are forked from a process that has this module.
+"""Warm: imports what every run needs. A sweep forks its runs from a process that has imported this module.
 
-It only imports. Forks share what is there before them, so no random number may be drawn here; a run makes its
-generators after the fork, from its seed or the system's. An import that fails here fails again in the run, which then
-says why.
+The module only imports. Forks share the state before them, so no random number may be drawn here. A run makes its
+generators after the fork, from its seed or the system's. If an import fails here, it fails again in the run, which then
+reports it.
 """
 
 import contextlib

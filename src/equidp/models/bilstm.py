@@ -1,7 +1,7 @@
 """`bilstm`: word vectors and a bidirectional LSTM for reviews (the model of DPIS on IMDb).
 
-The LSTM is written as linear layers, one over all words and one per step, because those are layers whose per-sample
-gradients the engine knows; the mathematics is the usual LSTM's.
+The LSTM is written as two linear layers, of the words and of the states, because the engine knows the per-record
+gradients of such layers (`gradients/recurrence.py`). The mathematics is the usual LSTM's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from equidp.data.raw_files import find_own
 from equidp.data.records import Schema
 from equidp.data.words import PADDING, ids_of, table_lines, word_id
 from equidp.errors import EquidpError
+from equidp.gradients.recurrence import recur
 from equidp.models.base import Model, ModelOptions
 
 
@@ -97,15 +98,14 @@ class Lstm(nn.Module):
             words: `[batch, length, width]`.
             present: `[batch, length, 1]`, 0 where a word is padding: the state passes such a step unchanged.
         """
-        inputs = self.from_input(words)
-        state = cell = inputs.new_zeros(len(words), self.hidden)
-        for step, mask in zip(inputs.unbind(1), present.unbind(1), strict=True):
-            gates = step + self.from_state(state)
-            keep, write, show, candidate = gates.chunk(4, dim=1)
-            new_cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(candidate)
-            new_state = torch.sigmoid(show) * torch.tanh(new_cell)
-            cell, state = cell + mask * (new_cell - cell), state + mask * (new_state - state)
-        return state
+        # padding goes behind the words, where no state that is used depends on it
+        places = present.argsort(dim=1, descending=True, stable=True)
+        inputs = self.from_input(words.gather(1, places.expand_as(words)))
+        begin = inputs.new_zeros(len(words), self.hidden)
+        states, _ = recur("LSTM, keep first", inputs, self.from_state, (begin, begin))
+        count = present.sum(1, keepdim=True)
+        last = states.gather(1, (count - 1).clamp(min=0).long().expand(-1, 1, self.hidden)).squeeze(1)
+        return last * (count.squeeze(1) > 0)
 
 
 def read_vectors(vectors: str, schema: Schema, dimension: int) -> Tensor:

@@ -1,5 +1,5 @@
-"""What every part needs from the machine: files and locks, signals, threads, the network, logs, notebooks, memory.
+"""System: what every part needs from the machine: files and locks, signals, threads, network, logs, notebooks, memory.
 
-It imports `equidp.errors` and `equidp.options`, and nothing else of this package. Nothing here depends on what
-is trained. Begin with `files.replacing`: a file is written whole or not at all.
+It imports `equidp.errors` and `equidp.options`, and nothing else of equidp. Nothing here depends on what is trained.
+Begin with `files.replacing`, by which a file is written completely or not at all.
 """

@@ -1,4 +1,4 @@
-"""Extras: libraries that some settings alone need, imported when those are asked for."""
+"""Extras: libraries that only some settings need; they are imported when such a setting is used."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from equidp.errors import EquidpError
 
 EXCEL = "openpyxl"
-"""What reads Excel's workbooks, for pandas."""
+"""The library with which pandas reads Excel workbooks."""
 
 
 def extra(name: str, needed_by: str) -> Any:
-    """The module `name` of an extra. Raises EquidpError where it is not installed."""
+    """Return the module `name` of an extra. Raises EquidpError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

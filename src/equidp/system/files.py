@@ -1,4 +1,4 @@
-"""Files: written so that a reader never sees an incomplete one; locks; messages for a disk that refuses; sockets."""
+"""Files: complete or not there at all for readers; locks; messages for a disk that refuses to write; sockets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ FAR = 2**31 - 2
 """A byte beyond the end of any locked file: Windows locks bytes, and prevents others from reading them."""
 
 SOCKET_ROOM = 70
-"""Longest path of a folder, in bytes, for which multiprocessing's socket names fit (macOS: 103 in all)."""
+"""Longest path of a folder, in bytes, in which multiprocessing's sockets have room for their names (macOS: 103 bytes
+in all)."""
 
 REFUSALS: Mapping[int, str] = {
     errno.ENOSPC: "the disk is full; free some space",
@@ -62,14 +63,14 @@ def durable(descriptor: int) -> None:
     Apple's `fsync` leaves the data in the disk's own memory, where a power cut would lose them.
     """
     if (full := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
-        with suppress(OSError):  # a network's file system, say, which knows `fsync` alone
+        with suppress(OSError):  # for example a network file system, which knows only `fsync`
             fcntl.fcntl(descriptor, full)
             return
     os.fsync(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a new or replaced name in a folder durable; where the system cannot, it does so itself."""
+    """Make a new or replaced name in a folder durable. Only POSIX systems need this."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -80,9 +81,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def settle(path: Path) -> None:
-    """Make a file that was written whole durable, and its name. Raises EquidpError where the disk refuses."""
+    """Make a completely written file durable, and its name. Raises EquidpError if the disk refuses."""
     try:
-        with open(path, "rb+") as file:  # Windows makes durable what may be written
+        with open(path, "rb+") as file:  # open for writing, because Windows makes only such files durable
             durable(file.fileno())
         sync_folder(path.parent)
     except OSError as error:
@@ -102,9 +103,9 @@ def locked(file: IO[bytes]) -> bool:
 
 
 def _lock_byte(file: IO[bytes]) -> None:
-    """Windows' counterpart of `flock`; raises OSError if another process holds the lock."""
+    """Lock a byte, Windows' counterpart of `flock`. Raises OSError if another process holds the lock."""
     place = file.tell()
-    file.seek(FAR)  # what Windows locks begins where the file stands
+    file.seek(FAR)  # Windows locks from the file's position on
     try:
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
     finally:
@@ -113,10 +114,10 @@ def _lock_byte(file: IO[bytes]) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to. It replaces `path` if the block succeeds, and is removed otherwise.
+    """Give a path beside `path` to write to. It replaces `path` if the block succeeds, and is removed otherwise.
 
     Raises:
-        EquidpError: where the disk refuses.
+        EquidpError: the disk refuses.
     """
     part = unfinished(path)
     try:
@@ -126,30 +127,30 @@ def replacing(path: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         raise storage_error(path, error) from error
     finally:
-        with suppress(OSError):  # no folder, or one that may not be written: the first reason is told
+        with suppress(OSError):  # there is no folder, or it is not writable: the first error is reported
             part.unlink(missing_ok=True)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file whole, durably, and for its owner alone. Raises EquidpError where the disk refuses."""
+    """Write a file completely, durably, and for its owner alone. Raises EquidpError if the disk refuses."""
     with replacing(path) as part, open(part, "xb", opener=private) as file:
         file.write(content)
         file.flush()
         durable(file.fileno())
     try:
-        sync_folder(path.parent)  # or a power cut could lose the name of what was charged
+        sync_folder(path.parent)  # otherwise a power cut could lose the file's name, and with it what was charged
     except OSError as error:
         raise storage_error(path, error) from error
 
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path` to write into. It replaces `path` if the block succeeds, and is removed otherwise.
+    """Give a folder beside `path` to write into. It replaces `path` if the block succeeds, and is removed otherwise.
 
-    The folder is never incomplete: if the process ends during the replacement, there is none.
+    `path` is never incomplete: if the process ends during the replacement, there is no such folder.
 
     Raises:
-        EquidpError: where the disk refuses.
+        EquidpError: the disk refuses.
     """
     part, earlier = unfinished(path), unfinished(path)
     try:
@@ -169,7 +170,7 @@ def remove(path: Path) -> None:
     """Remove a file, or a folder with its content, if it exists. No reader sees an incomplete folder.
 
     Raises:
-        EquidpError: where the disk refuses.
+        EquidpError: the disk refuses.
     """
     try:
         if path.is_dir():
@@ -183,14 +184,14 @@ def remove(path: Path) -> None:
 
 
 def remove_kept(path: Path) -> None:
-    """Remove a file that may not exist, and what killed processes left beside it of its new content."""
+    """Remove a file that may not exist, and unfinished new versions that killed processes left beside it."""
     path.unlink(missing_ok=True)
     for left in path.parent.glob(unfinished_of(path)):
         left.unlink(missing_ok=True)
 
 
 def unfinished(path: Path) -> Path:
-    """A path beside `path` to write its new content to, with a name that no other process uses.
+    """Return a path beside `path` to write its new content to, with a name that no other process uses.
 
     The name is random, because containers that share a folder can have equal process ids.
     """
@@ -198,12 +199,12 @@ def unfinished(path: Path) -> Path:
 
 
 def unfinished_of(path: Path) -> str:
-    """A pattern of the names, beside `path`, under which killed processes left its new content unfinished."""
+    """Return a pattern for the names beside `path` of unfinished new versions that killed processes left."""
     return f".{escape(path.name)}.*.part"
 
 
 def refused(folder: Path) -> OSError | None:
-    """Why the disk would refuse a file in a folder, which is made where it is missing; None where it would not."""
+    """Return why the disk would refuse a file in a folder, which may have to be made; None if it would not refuse."""
     there, number = next(one for one in (folder, *folder.parents) if one.exists()), 0
     if not there.is_dir():
         number = errno.ENOTDIR
@@ -213,13 +214,13 @@ def refused(folder: Path) -> OSError | None:
 
 
 def storage_error(path: Path, error: OSError | SafetensorError) -> EquidpError:
-    """The error for a disk that refuses to write."""
+    """Return the error for a disk that refuses to write."""
     if isinstance(error, OSError):
         number, said = error.errno, error.strerror
-    else:  # safetensors has the system's errors in its own words
+    else:  # safetensors reports the system's errors in its own words
         code = re.search(r"os error (\d+)", str(error))
         number, said = int(code[1]) if code else None, None
     reason = REFUSALS.get(number or 0, said or str(error))
-    if number == errno.EACCES and sys.platform == "win32":  # which says so of a table that is open in Excel, too
+    if number == errno.EACCES and sys.platform == "win32":  # Windows gives this error if Excel has the table open, too
         reason = "another program has it open, or writing there is not allowed; close it, or choose another folder"
     return EquidpError(f"Cannot write {path}: {reason}. What was saved before is intact.")

@@ -1,4 +1,4 @@
-"""The code that trains, as one digest, without importing it: a sweep's workers only hand cells on to processes."""
+"""Installed: one digest of the code that trains, without importing it: workers of a sweep only start processes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ CODE = (
     "tasks",
     "training",
 )
-"""What a trained model depends on, within the package."""
+"""Parts of the package on which a trained model depends."""
 
 LIBRARIES = (
     "dp-accounting", "kymatio", "llvmlite", "numpy", "peft", "scipy", "timm", "torchvision", "transformers",
 )  # fmt: skip
-"""And beside it and torch: a model's forward pass may be theirs, llvmlite compiles sums, and DPIS chooses its noise by
-dp_accounting's divergences.
+"""Libraries on which a trained model depends, besides torch. A model's forward pass may be theirs, llvmlite compiles
+sums, and DPIS chooses its noise by dp_accounting's divergences.
 
-A step done again with a noise that differs in its last digits would betray the sum, as both bear the same Gaussian.
+If a step were repeated with a noise that differs in its last digits, the two results would reveal the sum, because both
+use the same Gaussian numbers.
 """
 
 
@@ -44,9 +45,9 @@ def _code_digest() -> str:
 def _version(library: str) -> str:
     try:
         return version(library)
-    except PackageNotFoundError:  # llvmlite is not asked for everywhere
+    except PackageNotFoundError:  # some libraries are optional, and llvmlite is not required on every system
         return "none"
 
 
 CODE_DIGEST = _code_digest()
-"""Of the code that training runs: taken as it is imported, since files may be edited while a run trains."""
+"""The digest of the code that trains. It is taken at the import, because files may be edited while a run trains."""

@@ -22,7 +22,7 @@ SECONDS_LATER = 0.1
 
 
 def keep() -> None:
-    """From here on an interrupt that arrives in a finaliser is delivered again.
+    """Make sure that an interrupt that arrives in a finaliser is delivered again.
 
     Python only prints it ("Exception ignored in …") and continues, for hours if a training follows. Database clients
     run finalisers often.
@@ -32,9 +32,9 @@ def keep() -> None:
 
 
 def end_quietly() -> None:
-    """From here on an interrupt that nothing catches ends the process with click's word for it.
+    """Let an interrupt that nothing catches end the process with "Aborted!", as click does.
 
-    Kedro imports a project before click runs, which takes seconds: Ctrl-C would print fifty lines then.
+    Kedro imports a project before click runs, which takes seconds. During this time Ctrl-C would print fifty lines.
     """
     earlier = sys.excepthook
 
@@ -49,7 +49,7 @@ def end_quietly() -> None:
 
 @contextmanager
 def handling(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
-    """A handler of signals during a block. Only the main thread may set one: elsewhere nothing changes."""
+    """Within this context signals have this handler. Only the main thread may set one; in others nothing changes."""
     before = {number: signal.signal(number, handler) for number in numbers} if alone() else {}
     try:
         yield
@@ -60,9 +60,10 @@ def handling(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """An interrupt that arrives in the block is delivered at its end, a second one at once.
+    """Within this context an interrupt waits until the end; a second interrupt is delivered at once.
 
-    For work that must not be interrupted: a run that a store has made, but not yet answered for, would be unknown.
+    This is for work that must not be interrupted. For example, if a store has made a run but not yet answered, nobody
+    would know of this run.
     """
     before = {n: h for n in (signal.SIGINT, signal.SIGTERM) if callable(h := signal.getsignal(n))}
     arrived: list[int] = []
@@ -100,7 +101,7 @@ def raise_hidden(error: BaseException) -> None:
 
 @dataclass(frozen=True)
 class _Again:
-    """Passes everything but interrupts to the previous hook, which may in turn pass it to one of these."""
+    """Sends an interrupt again, and passes everything else to the previous hook, which may be another `_Again`."""
 
     earlier: Callable[[Any], Any]
 
@@ -111,8 +112,8 @@ class _Again:
             return
         # on Windows `os.kill` would end the process at once
         send = signal.raise_signal if sys.platform == "win32" else partial(os.kill, os.getpid())
-        # later, and not from here: what is raised in this function is lost too
-        with suppress(RuntimeError):  # no thread can be started any more: the process is ending as it is
+        # later, because an exception that is raised in this function is lost, too
+        with suppress(RuntimeError):  # no thread can be started any more, because the process is ending already
             threading.Timer(SECONDS_LATER, send, (number,)).start()
 
 

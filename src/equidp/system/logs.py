@@ -1,4 +1,4 @@
-"""Logs and terminals: suppressing another library's messages, and where results are printed."""
+"""Logs and terminals: holds back messages of other libraries, and says where results are printed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 100
-"""Columns of what is printed where there is no terminal."""
+"""Columns of printed text if there is no terminal."""
 
 
 @contextmanager
 def held_back(name: str, *, below: int) -> Iterator[None]:
-    """During the block the logger `name` prints only messages of the level `below` and above.
+    """Within this context the logger `name` prints only messages of the level `below` and above.
 
-    So do those beneath it that are there: torch gives each of its own a level of its own.
+    The same holds for existing loggers beneath it, because some libraries, such as torch, give each of these a level.
     """
     known = list(logging.root.manager.loggerDict.items())
     beneath = [one for its, one in known if its.startswith(f"{name}.") and isinstance(one, logging.Logger)]
@@ -33,7 +33,7 @@ def held_back(name: str, *, below: int) -> Iterator[None]:
 
 
 def terminal() -> Console:
-    """Where results are printed: as wide as the terminal."""
+    """Return the console on which results are printed, as wide as the terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)

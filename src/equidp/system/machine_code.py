@@ -1,8 +1,8 @@
-"""Machine code: programs in LLVM's intermediate language, compiled for this processor, run on the threads of torch.
+"""Machine code: programs in LLVM's intermediate language, compiled for this processor and run on torch's threads.
 
-torch shares its own operations out to the threads of the OpenMP that it brings. Code that runs on those never has more
-threads than torch is set to use. That, and what was measured, confines this to Linux on x86-64: elsewhere `openmp`
-finds nothing, and torch's operations do the work.
+torch divides its own operations among the threads of an OpenMP library that comes with it. Code that runs on these
+threads never has more threads than torch is set to use. For this reason, and because nothing else was measured, it is
+only for Linux on x86-64. On other systems `openmp` returns None, and torch's operations are used.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from equidp.errors import EquidpError
 from equidp.system.interrupts import waiting
 
 ASKED = ("omp_get_thread_num", "omp_get_num_threads")
-"""What code asks OpenMP, to know its share of the work. OpenMP may start fewer threads than requested."""
+"""OpenMP's functions by which code knows its share of the work. OpenMP may start fewer threads than requested."""
 
 
 @dataclass(frozen=True)
 class Registers:
-    """What a processor holds: floats of a vector; rows of a tile at most.
+    """The size of a processor's registers.
 
-    With two vectors of outputs each, rows leave room for what they are made of.
+    Attributes:
+        lanes: number of floats in a vector.
+        inputs: the most rows of a tile. With two vectors of outputs for each row, registers are left for the operands.
     """
 
     lanes: int
@@ -36,13 +38,13 @@ class Registers:
 
 @lru_cache(maxsize=1)
 def openmp() -> Mapping[str, Any] | None:
-    """The functions of the OpenMP that torch brings: it calls code on all of torch's threads, and tells them apart."""
+    """Return the functions of torch's OpenMP, which call code on all of torch's threads and number these; or None."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return None
     process = ctypes.CDLL(None)
     try:
         found = {name: getattr(process, name) for name in ("GOMP_parallel", *ASKED)}
-    except AttributeError:  # a torch built without
+    except AttributeError:  # torch was built without OpenMP
         return None
     found["GOMP_parallel"].argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     found["GOMP_parallel"].restype = None
@@ -51,12 +53,12 @@ def openmp() -> Mapping[str, Any] | None:
 
 @lru_cache(maxsize=1)
 def registers_here() -> Registers | None:
-    """This processor's; None where it has no fused multiply-adds of vectors, or nothing is compiled.
+    """Return this processor's registers; None if it has no fused multiply-adds of vectors, or if nothing is compiled.
 
     Raises:
-        EquidpError: without llvmlite. torch's operations would round sums differently without any sign of it.
+        EquidpError: llvmlite is missing. torch's operations would round sums differently, and nobody would notice.
     """
-    if openmp() is None:  # llvmlite is not asked for on other systems
+    if openmp() is None:  # llvmlite is not required on other systems
         return None
     try:
         import llvmlite.binding as llvm
@@ -74,13 +76,14 @@ def registers_here() -> Registers | None:
 
 
 class MachineCode:
-    """A compiled program, where there are `registers_here`.
+    """A compiled program, for a processor with `registers_here`.
 
-    An interrupt waits until it is compiled: llvmlite would free what it had just freed, and the process would abort.
+    An interrupt waits until the program is compiled. Otherwise llvmlite would free memory twice, and the process would
+    abort.
 
     Args:
         program: what to compile.
-        functions: addresses of further functions it calls, by name.
+        functions: addresses of further functions that it calls, by name.
     """
 
     def __init__(self, program: Program, functions: Mapping[str, Any] | None = None) -> None:
@@ -99,12 +102,12 @@ class MachineCode:
             llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
         module = llvm.parse_assembly(str(program.module))
         module.verify()
-        features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"  # vectors are cut as wide as they can be
+        features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"  # use vectors as wide as they can be
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=features, opt=3, codemodel="jitdefault", jit=True
         )
         tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-        tuning.loop_vectorization = tuning.slp_vectorization = False  # it is vectors already
+        tuning.loop_vectorization = tuning.slp_vectorization = False  # the code has vectors already
         passes = llvm.create_pass_builder(machine, tuning)
         passes.getModulePassManager().run(module, passes)
         self._engine = llvm.create_mcjit_compiler(module, machine)  # must live as long as the code is called
@@ -112,20 +115,20 @@ class MachineCode:
         self._address = self._engine.get_function_address("work")
 
     def run(self, work: ctypes.Structure, threads: int) -> None:
-        """Call it on so many threads of torch's, or fewer."""
+        """Call the code on so many of torch's threads, or fewer."""
         self._parallel(self._address, ctypes.byref(work), threads, 0)
 
 
 class Program:
-    """A program `void work(Work *)`, called on every thread; this class has the words it is written in.
+    """A program `void work(Work *)`, which is called on every thread. This class has methods to write it.
 
     Args:
-        name: of the module.
+        name: name of the module.
 
     Attributes:
-        argument: the address it is called with.
-        entry: where variables are declared.
-        b: where the program goes on.
+        argument: the address with which the program is called.
+        entry: builder of the block in which variables are declared.
+        b: builder at the place where the program is continued.
     """
 
     def __init__(self, name: str) -> None:
@@ -145,7 +148,7 @@ class Program:
         self.entry.branch(self._work.blocks[1])
 
     def _share(self, things: Any) -> tuple[Any, Any]:
-        """From which to before which of so many things are this thread's."""
+        """Return the first of `things` that is this thread's, and the first one after its share."""
         b, (thread, threads) = self.b, map(self._ask, ASKED)
         return b.sdiv(b.mul(things, thread), threads), b.sdiv(b.mul(things, self._sum(thread, 1)), threads)
 
@@ -159,7 +162,7 @@ class Program:
         return reduce(self.b.mul, map(self._number, factors))
 
     def _fused(self, left: Any, right: Any, more: Any) -> Any:
-        """`left · right + more` of float32 vectors, rounded once."""
+        """Return `left · right + more` of float32 vectors, rounded once."""
         name = f"llvm.fma.v{more.type.count}f32"
         return self.b.call(self._function(name, more.type, [more.type] * 3), [left, right, more])
 
@@ -170,16 +173,16 @@ class Program:
         return self.ir.Constant(kind, None)
 
     def _at(self, base: Any, index: Any, kind: Any = None) -> Any:
-        """The address so many floats (or values of another kind) after `base`."""
+        """Return the address `index` floats (or values of another kind) after `base`."""
         return self.b.gep(base, [index], source_etype=kind or self.float)
 
     def _load(self, base: Any, index: Any, kind: Any) -> Any:
-        """A float, or a vector of some, so many floats after `base`; an integer or an address so many of them after."""
+        """Load a float or a vector of floats, `index` floats after `base`; or the integer or address at `index`."""
         scalar = kind if kind in (self.int, self.pointer) else self.float
         return self.b.load(self._at(base, index, scalar), typ=kind, align=4 if scalar is self.float else 8)
 
     def _spread(self, value: Any, lanes: int) -> Any:
-        """A vector of one value."""
+        """Return a vector whose lanes all have this value."""
         ir, number = self.ir, self.ir.IntType(32)
         nothing = ir.Constant(self._vector(lanes, self.float), ir.Undefined)
         first = self.b.insert_element(nothing, value, ir.Constant(number, 0))
@@ -191,7 +194,7 @@ class Program:
         return self.b.call(add, [start, vector], fastmath=("reassoc",))
 
     def _ask(self, name: str) -> Any:
-        """An `int` of OpenMP's."""
+        """Call a function of OpenMP that returns an `int`."""
         return self.b.sext(self.b.call(self._function(name, self.ir.IntType(32), []), []), self.int)
 
     def _function(self, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -200,7 +203,7 @@ class Program:
 
     @contextmanager
     def _loop(self, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
-        """`for index in range(start, stop, step)`, at least once."""
+        """Write `for index in range(start, stop, step)`, whose body runs at least once."""
         b = self.b
         before, body = b.block, b.append_basic_block("loop")
         b.branch(body)

@@ -1,4 +1,4 @@
-"""Network: a provider's own download, with a time limit, and the reason if it fails."""
+"""Network: runs a provider's own download with a time limit, and gives the reason if it fails."""
 
 from __future__ import annotations
 

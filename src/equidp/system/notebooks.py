@@ -10,9 +10,9 @@ from typing import Any, cast
 
 @contextmanager
 def without_ipython() -> Iterator[None]:
-    """During the block IPython seems not to be installed, unless this process has imported it, as every notebook has.
+    """Within this context IPython seems not to be installed, unless the process has imported it, as notebooks have.
 
-    If it is installed, Plotly imports it to show figures, and MLflow to ask whether this is Databricks. That costs
+    If it is installed, Plotly imports it to show figures, and MLflow to find out whether this is Databricks. That costs
     every run a third of a second.
     """
     modules = cast("dict[str, Any]", sys.modules)

@@ -1,4 +1,4 @@
-"""Progress bars: often where a terminal moves them, seldom where every frame stays."""
+"""Progress bars: drawn often in a terminal, and seldom in a file, where every frame stays."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 SECONDS_IN_A_FILE = 10.0
-"""Between two frames where nobody watches the bar move, as every one of them stays."""
+"""Seconds between two frames in a file, where every frame stays."""
 
 
 def frames(*, first: bool = False) -> dict[str, Any]:
-    """`tqdm`'s settings of how often a bar is drawn; `first`: at once in a file, too, however short the work is."""
+    """Return `tqdm`'s settings for how often a bar is drawn. With `first`, even short work shows a frame in a file."""
     if sys.stderr.isatty():
         return {}
     return {"mininterval": SECONDS_IN_A_FILE, "delay": 0.0 if first else SECONDS_IN_A_FILE}

@@ -1,8 +1,8 @@
-"""Names of what an unfinished run leaves in its workplace, for those who look for it without importing what trains."""
+"""Workplace: names of files that an unfinished run leaves, for modules that do not import the code that trains."""
 
 from __future__ import annotations
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 JOURNAL_FILE = "journal.jsonl"
 DRAWN = "nonprivate_trials.json"
-"""What a tuning drew before its first trial: it stays inside."""
+"""The trials that a tuning drew before its first one. This file must not be published."""

@@ -11,10 +11,19 @@ import torch
 from scipy import stats
 from tests.thorough import ONE_OF_EACH, first
 from tests.training.ranks import ranks
-from tests.training.ranks.ranks import RECORDS, algorithms_here, ready
+from tests.training.ranks.ranks import DIMENSION, RECORDS, algorithms_here, ready, toy
 from tests.tried import tried_once
+from torch import nn
 
 from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
+from equidp.algorithms import algorithm_settings
+from equidp.errors import EquidpError
+from equidp.gradients.losses import CrossEntropy
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.sampling import Population
+from equidp.training.ranks.trainer import ParallelTrainer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -149,3 +158,29 @@ def test_a_model_that_draws_draws_otherwise_on_every_rank(found):
 def test_no_rank_is_left_behind(found):
     assert multiprocessing.active_children() == []
     assert [part["size"] for part in found] == [2, 2]
+
+
+class Apart:
+    """Rank 0 of two, of which the other has gone its own way."""
+
+    first, size, rank = True, 2, 0
+
+    def gather(self, own):
+        return [own, "other weights" if isinstance(own, str) else own]
+
+    def number_from_first(self, number):
+        return number
+
+    def sum_to_first(self, total):
+        return total
+
+
+def test_ranks_whose_weights_have_parted_are_stopped_after_the_epoch():
+    train, plan = toy().train, Plan(RECORDS, 8, 2, 2, 1e-2, 1.0)
+    trainer = ParallelTrainer(
+        peers=Apart(), model=nn.Linear(DIMENSION, 2), loss=CrossEntropy(), plan=plan,
+        algorithm=algorithm_settings("dpsgd").build(), population=Population(train, train.groups["class"]),
+        random=SeededRandom(0, "cpu"), ledger=Ledger(), learning_rate=0.1,
+    )  # fmt: skip
+    with pytest.raises(EquidpError, match="The weights of 2 ranks differ after step 6"):
+        trainer.train(progress=False)

@@ -1,16 +1,18 @@
 """Compiled convolutions: per-record gradients formed in registers, by machine code made for one layer's geometry.
 
-torch has no operation for them: windows must be written out, multiplied, the gradients written, and read again for
-their norms. Here a tile of a record's gradient (a few inputs by a vector or two of outputs) stays in registers while
-all of the record's output pixels pass by, and what leaves them is what was asked for: its squares, itself, or its share
-of the weighted sum. Windows are read where they are. LLVM (llvmlite) makes the code when a geometry is first met, which
-takes a tenth of a second; vectors are as wide as the processor's.
+torch has no operation for per-record gradients: it must write windows out, multiply them, write the gradients, and read
+them again for their norms. Here a tile of a record's gradient (a few inputs by a vector or two of outputs) stays in
+registers while the code goes over all of the record's output pixels. Then only what was asked for is written: the sum
+of the tile's squares, the tile itself, or its part of the weighted sum. Windows are read from the images. LLVM
+(llvmlite) compiles the code when a geometry is first used, which takes a tenth of a second. Vectors are as wide as the
+processor's.
 
-A tile takes its pixels in one order, by fused multiply-adds, whoever asks and wherever in the batch a record stands:
-the weighted sum is, to the last bit, one of the gradients that norms were taken of.
+A tile always takes its pixels in the same order, by fused multiply-adds, for norms and for sums, and at any place of
+the record in the batch. So the weighted sum is, to the last bit, a sum of the same gradients that norms were taken of.
 
-The work is shared out to torch's threads (`system/machine_code.py`): records for their norms, tiles for a sum, which
-adds records in their order whatever the threads. Where nothing is compiled, torch's operations do it (`windows.py`).
+The work is divided among torch's threads (`system/machine_code.py`): by records for norms, by tiles for a sum. A sum
+adds the records in their order, whatever the number of threads. If nothing can be compiled, torch's operations are used
+(`windows.py`).
 """
 
 from __future__ import annotations
@@ -26,17 +28,18 @@ from equidp.gradients.compiled.code import Code, Operands, code_for
 from equidp.gradients.windows import Kernel
 
 BEYOND_CACHES = 1 << 19
-"""Floats whose order is changed in two steps, by whole runs of them: in one, each would be of another line."""
+"""From so many floats on, their order is changed in two steps that copy whole runs. In one step each float would come
+from another cache line."""
 
 FLOATS: Any = {"dtype": torch.float32, "device": "cpu"}
-"""What the code reads and writes, whatever torch's defaults are."""
+"""Type and device of the tensors that the code reads and writes, whatever torch's defaults are."""
 
 
 class CompiledGradients:
-    """A batch's gradients of one convolution's weight, never in memory unless asked for; in order `[kh, kw, c, o]`.
+    """A batch's gradients of one convolution's weight, in the order `[kh, kw, c, o]`; in memory only if asked for.
 
     Args:
-        code: of the geometry.
+        code: compiled for the geometry.
         images: per call `[b, H, W, c]`, padded, all of one shape.
         backprops: per call `[b, oh, ow, o]`.
     """
@@ -51,32 +54,33 @@ class CompiledGradients:
         return Operands(self.kernel, self._images, self._backprops)
 
     def squared_norms(self, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`[b]` float64 squared norms, without squares that float32 cannot hold, and `[b]` float64 sizes: the calls'
-        |image|·|backprop|, added up.
+        """Return squared norms and sizes, `[b]` float64 each.
+
+        The norms lack squares that are too small for float32. A size is the sum over the calls of |image|·|backprop|.
 
         Args:
-            keep: `[b, numel]` without gaps, where the gradients are written too.
+            keep: `[b, numel]` without gaps; if given, the gradients are written to it, too.
         """
         squares, sizes = torch.empty(2, self._records, dtype=torch.float64, device="cpu").unbind()
         self._code.run(self._operands, gradients=keep, squares=squares, sizes=sizes)
         return squares, sizes
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`[numel]`: Σ w_i g_i; a record of weight 0 adds nothing, whatever its gradient."""
+        """Return Σ w_i g_i, `[numel]`. A record of weight 0 adds nothing, whatever its gradient."""
         sums = torch.zeros(self.kernel.numel, **FLOATS)
-        weights = torch.empty(self._records, **FLOATS).copy_(weights)  # in memory with its sign, see `_readable`
+        weights = torch.empty(self._records, **FLOATS).copy_(weights)  # a copy in memory with its signs: `_readable`
         self._code.run(self._operands, weights=weights, sums=sums)
         return sums
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        """`[stop − start, numel]`."""
+        """Return the gradients of the records `start` to `stop`, `[stop − start, numel]`."""
         some = ([x[start:stop] for x in calls] for calls in (self._images, self._backprops))
         gradients = torch.empty(stop - start, self.kernel.numel, **FLOATS)
         self._code.run(Operands(self.kernel, *some), gradients=gradients)
         return gradients
 
     def as_weight(self, gradients: Tensor) -> Tensor:
-        """`[m, numel]` to `[m, o, c, kh, kw]`."""
+        """Return gradients `[m, numel]` as `[m, o, c, kh, kw]`."""
         (c, o), size = self.kernel.channels, self.kernel.size
         if gradients.numel() >= BEYOND_CACHES:
             by_place = gradients.view(-1, size[0] * size[1], c * o)
@@ -85,8 +89,9 @@ class CompiledGradients:
 
 
 def gradients_of(kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> CompiledGradients | None:
-    """A batch's gradients by compiled code; None where this machine has none, or for tensors that it cannot read.
-    Arguments as of `CompiledGradients`.
+    """Return a batch's gradients by compiled code; arguments as of `CompiledGradients`.
+
+    None if this machine cannot compile, or if the code cannot read these tensors.
     """
     if not all(map(_readable, (*images, *backprops))):
         return None
@@ -95,9 +100,10 @@ def gradients_of(kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[T
 
 
 def _readable(values: Tensor) -> bool:
-    """Whether the CPU's memory holds a tensor's float32 values, at least one for each record: loops run at least once.
+    """Whether a tensor's float32 values are in the CPU's memory, with at least one value for each record.
 
-    torch may leave out of memory the sign of all entries (`is_neg`), or all entries where they are zero.
+    The code's loops run at least once. torch may keep the sign of all entries out of memory (`is_neg`), or all entries
+    if they are zero.
     """
     if type(values) is not Tensor or not values.is_cpu or values.dtype != torch.float32 or 0 in values.shape[1:]:
         return False

@@ -1,4 +1,4 @@
-"""Code: the machine code of one geometry, and what it is called with."""
+"""Code: the machine code of one geometry, and the structure with its arguments."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from equidp.system.machine_code import MachineCode, Registers, registers_here
 
 
 class Work(ctypes.Structure):
-    """What the code is called with: sizes, and addresses, 0 for what is not wanted.
+    """The code's arguments: sizes and addresses. An address is 0 if the result is not wanted.
 
     Attributes:
         records: b.
         calls: how many images and backprops there are; their gradients add.
         height, width: oh and ow of the outputs.
-        row, image: floats of a padded image's row and of an image.
+        row, image: number of floats in a row of a padded image, and in an image.
         images: addresses of `[b, H, W, c]`.
         backprops: addresses of `[b, oh, ow, o]`.
         gradients: `[b, kh·kw·c·o]`, written.
         squares: `[b]` float64, written: squared norms.
         sizes: `[b]` float64, written: Σ over the calls of |image|·|backprop|.
-        weights: `[b]`; a record of weight 0 is not looked at.
-        sums: `[kh·kw·c·o]`, added to.
+        weights: `[b]`; a record of weight 0 is not read.
+        sums: `[kh·kw·c·o]`; the weighted sum is added to it.
     """
 
     _fields_ = (*((name, ctypes.c_int64) for name in SIZES), *((name, ctypes.c_void_p) for name in ADDRESSES))
 
 
 class Operands:
-    """What gradients are made of, without gaps, and where it lies. Arguments as of `CompiledGradients`.
+    """Images and backprops without gaps in memory, and their addresses. Arguments as of `CompiledGradients`.
 
     Raises:
-        ValueError: for shapes that do not belong together: the code trusts them.
+        ValueError: the shapes do not fit together; the code itself does not check them.
     """
 
     def __init__(self, kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> None:
@@ -56,10 +56,14 @@ class Operands:
         self._numel = kernel.numel
 
     def work(self, **wanted: Tensor | None) -> Work:
-        """What the code is called with; as long as these operands and what is wanted live.
+        """Return the code's arguments, which are valid as long as these operands and the wanted tensors live.
+
+        Args:
+            wanted: tensors for results, and weights, by their names in `Work`.
 
         Raises:
-            ValueError: for what is wanted in a room that is not its own: the code would write beside it.
+            ValueError: a tensor has another shape, type or place than its name requires; the code would write beside
+                it.
         """
         rooms = {name: x for name, x in wanted.items() if x is not None}
         shapes = {"gradients": (self.records, self._numel), "sums": (self._numel,)}
@@ -79,12 +83,12 @@ class Code:
         self.kernel, self._code = kernel, MachineCode(Writer(kernel, registers))
 
     def run(self, operands: Operands, **wanted: Tensor | None) -> None:
-        """Fill what is wanted, by its name in `Work`."""
+        """Fill the wanted tensors, given by their names in `Work`."""
         self._code.run(operands.work(**wanted), torch.get_num_threads())
 
 
 @lru_cache(maxsize=256)
 def code_for(kernel: Kernel) -> Code | None:
-    """The code for a geometry; None where this machine has none."""
+    """Return the code for a geometry; None if this machine cannot compile."""
     registers = registers_here()
     return None if registers is None else Code(kernel, registers)

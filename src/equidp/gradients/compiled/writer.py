@@ -1,4 +1,4 @@
-"""Writer: the code of one geometry, in LLVM's intermediate language."""
+"""Writer: writes the code of one geometry in LLVM's intermediate language."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ ADDRESSES = ("images", "backprops", "gradients", "squares", "sizes", "weights", 
 
 
 def tiles(extent: int, most: int) -> list[tuple[int, int, int]]:
-    """`(start, size, count)`: an extent cut into the fewest tiles of at most `most`, the first ones larger by one."""
+    """Cut an extent into the fewest tiles of at most `most`; the first ones may be larger by one.
+
+    Returns:
+        A list of `(start, size, count)`: from `start` there are `count` tiles of this size.
+    """
     count = -(-extent // most)
     size, larger = divmod(extent, count)
     parts = [(0, size + 1, larger), (larger * (size + 1), size, count - larger)]
@@ -69,7 +73,7 @@ class Writer(Program):
                 b.store(total, self._at(work["squares"], record, self.double))
 
     def _size(self, record: Any) -> Any:
-        """Σ over the calls of |image|·|backprop|."""
+        """Write code for a record's Σ over the calls of |image|·|backprop|."""
         b, total = self.b, self.entry.alloca(self.double)
         root = self._function("llvm.sqrt.f64", self.double, [self.double])
         b.store(self._zero(self.double), total)
@@ -82,7 +86,7 @@ class Writer(Program):
         return b.load(total)
 
     def _squares(self, values: Any, floats: Any) -> Any:
-        """The sum of the squares of so many floats, in float64."""
+        """Write code for the sum of the squares of so many floats, in float64."""
         b, lanes = self.b, self.registers.lanes
         whole = self._product(b.sdiv(floats, self._number(lanes)), lanes)
         rooms = [self.entry.alloca(kind) for kind in (self._vector(lanes, self.double), self.double)]
@@ -95,7 +99,7 @@ class Writer(Program):
         return self._added_up(b.load(rooms[1]), b.load(rooms[0]))
 
     def _write_record(self, record: Any, weight: Any, squares: list[Any]) -> None:
-        """The tiles of one record's gradient: all of them, or of a sum this thread's."""
+        """Write code for the tiles of one record's gradient: all tiles, or for a sum only this thread's tiles."""
         b, (rows, columns), c = self.b, self.kernel.size, self.kernel.channels[0]
         down, across = self.kernel.dilation
         number = self.entry.alloca(self.int)
@@ -114,12 +118,12 @@ class Writer(Program):
                             self._leave(record, found, self._sum(place, offset), column, weight, room)
 
     def _runs(self) -> tuple[int, int]:
-        """A row of the kernel sees so many runs of contiguous inputs, and so long ones."""
+        """Return how many runs of contiguous inputs a row of the kernel sees, and the length of a run."""
         (_, columns), c = self.kernel.size, self.kernel.channels[0]
         return (1, columns * c) if self.kernel.dilation[1] == 1 else (columns, c)
 
     def _blocks(self) -> Iterator[tuple[int, int, int, int]]:
-        """`(first output, lanes, vectors, blocks)`: two vectors at a time, one, the rest."""
+        """Give `(first output, lanes, vectors, blocks)` for two vectors at a time, then one vector, then the rest."""
         lanes, o, done = self.registers.lanes, self.kernel.channels[1], 0
         for width, vectors in ((lanes, 2), (lanes, 1), (o % lanes, 1)):
             blocks = (o - done) // (width * vectors) if width else 0
@@ -128,14 +132,14 @@ class Writer(Program):
                 done += blocks * width * vectors
 
     def _count(self) -> int:
-        """Tiles of a gradient."""
+        """Return the number of tiles of a gradient."""
         runs, length = self._runs()
         inputs = sum(count for *_, count in tiles(length, self.registers.inputs))
         return self.kernel.size[0] * runs * inputs * sum(blocks for *_, blocks in self._blocks())
 
     @contextmanager
     def _mine(self, number: Any) -> Iterator[None]:
-        """Unless a sum is wanted and the tile of this number is another thread's; counts it."""
+        """Count this tile. The code inside runs unless a sum is wanted and the tile belongs to another thread."""
         b, (first, last) = self.b, self.own_tiles
         this = b.load(number)
         b.store(self._sum(this, 1), number)
@@ -144,12 +148,12 @@ class Writer(Program):
             yield
 
     def _widths(self) -> list[int]:
-        """Lanes of the vectors that outputs are cut into."""
+        """Return the widths, in lanes, of the vectors into which outputs are cut."""
         lanes, o = self.registers.lanes, self.kernel.channels[1]
         return [n for n in (lanes if o >= lanes else 0, o % lanes) if n]
 
     def _tile(self, record: Any, seen: Any, column: Any, inputs: int, lanes: int, vectors: int) -> list[list[Any]]:
-        """The sums over calls and pixels, `[inputs][vectors]`."""
+        """Write code for a tile's sums over calls and pixels, `[inputs][vectors]`."""
         b, kind, (c, o) = self.b, self._vector(lanes, self.float), self.kernel.channels
         (down, across), work = self.kernel.stride, self.work
         held = [[self.entry.alloca(kind) for _ in range(vectors)] for _ in range(inputs)]
@@ -170,7 +174,7 @@ class Writer(Program):
         return [[b.load(room) for room in row] for row in held]
 
     def _leave(self, record: Any, found: list[list[Any]], place: Any, column: Any, weight: Any, squares: Any) -> None:
-        """What is wanted of a tile, before the next one takes its registers."""
+        """Write code that stores the wanted results of a tile, before the next tile takes its registers."""
         b, kind = self.b, found[0][0].type
 
         def entries() -> Iterator[tuple[Any, Any]]:
@@ -180,7 +184,7 @@ class Writer(Program):
                     yield vector, self._sum(first, v * kind.count)
 
         with b.if_then(self.wanted["squares"]):
-            total = self._zero(kind)  # of 16 at most: float32 loses 1e-6 at worst; the rest is added in float64
+            total = self._zero(kind)  # of 16 squares at most: float32 loses 1e-6 at worst; then float64 adds them up
             for vector in (vector for row in found for vector in row):
                 total = self._fused(vector, vector, total)
             b.store(b.fadd(b.load(squares), b.fpext(total, squares.allocated_type)), squares)
