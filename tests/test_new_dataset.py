@@ -108,6 +108,7 @@ def test_a_dialect_is_seen_and_what_is_guessed_is_marked(tmp_path: Path, content
     text = draft(tmp_path / name, tmp_path, "mine", ())
     for key in ("columns", "encoding"):
         assert (key in found) <= any(line.strip().startswith(key) and MARK in line for line in text.splitlines())
+    assert ("encoding" in found) == ("if right, take this remark out" in text)  # a right guess has nothing to replace
 
 
 @pytest.mark.parametrize(
@@ -237,12 +238,14 @@ def test_the_command_drafts_and_then_checks(project: Path, monkeypatch: pytest.M
     said = call()
     assert f"conf/local/parameters/clinic.yml is drafted. 5 lines have {MARK}" in said
     assert said.endswith(f"Then, to check it: kedro new-dataset {raw / 'clinic.csv'} --label no\n")
-    assert f"5 lines still have {MARK}, the first is line 14 (classes: [{MARK}]" in call()
+    assert f"5 lines still with {MARK}, the first is line 14 (classes: [{MARK}]" in call()
     preset = project / "conf" / "local" / "parameters" / "clinic.yml"
     text = preset.read_text()
     for said in ("classes: [well, ill]", "edges: [40]", "minimum: 0", "maximum: 150"):
         text = text.replace(f"{said.split(': ')[0]}: {'[' * ('[' in said)}{MARK}{']' * ('[' in said)}", said)
     text = text.replace(f"categorical, categories: [{MARK}]", "categorical, categories: [surgery]")
+    preset.write_text(text)
+    assert f"1 line still with {MARK}, the first is line" in call()
     preset.write_text(text.replace(f"categories: [{MARK}]", "categories: [f, m]"))
     start = "training.learning_rate=3,dpsgd.options.clip_norm=0.3"
     assert call().splitlines() == [
@@ -384,7 +387,7 @@ def test_a_preset_in_any_layer_and_file_is_checked_and_not_drafted_again(
     for env in ((), ("--env", "base"), ("--env", "local")):
         said = called(project, file, "--name", "wave", *env)
         line = next(n for n, text in enumerate(mine.read_text().splitlines(), 1) if f"classes: [{MARK}]" in text)
-        assert f"mine.yml: 5 lines still have {MARK}, the first is line {line} (classes: [{MARK}]" in said, env
+        assert f"mine.yml: 5 lines still with {MARK}, the first is line {line} (classes: [{MARK}]" in said, env
     assert "'wave' has a preset already, and it does not read u.csv: give another" in called(
         project, "u.csv", "--name", "wave"
     )

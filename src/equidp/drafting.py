@@ -190,7 +190,8 @@ def _columns(path: Path) -> tuple[list[str], dict[str, str]]:
         return [], _kinds(read_binary(path))
     text, encoding = _decoded(path)
     first_line = text.partition("\n")[0].strip()
-    lines = [] if encoding == "utf-8-sig" else [f"encoding: {encoding}          # {MARK}: a guess; it is not UTF-8"]
+    guessed = f"encoding: {encoding}          # {MARK}: a guess, it is not UTF-8; if right, take this remark out"
+    lines = [] if encoding == "utf-8-sig" else [guessed]
     sign = max(",;\t|", key=first_line.count)
     if not any(one in first_line for one in SEPARATORS) and len(first_line.split()) > 1:
         sign = " "

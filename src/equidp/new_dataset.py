@@ -102,9 +102,10 @@ def check(
     for file, begins, text in places:
         if left := marked(text):
             raise EquidpError(
-                f"{file}: {len(left)} lines still have {MARK}, the first is line {begins + left[0] - 1} "
-                f"({text.splitlines()[left[0] - 1].strip()}); replace them by what the codebook says, and call the "
-                "command again. For another draft, such as of another --label, delete this one first."
+                f"{file}: {len(left)} line{'s' * (len(left) > 1)} still with {MARK}, the first is line "
+                f"{begins + left[0] - 1} ({text.splitlines()[left[0] - 1].strip()}); replace each by what the codebook "
+                "says, and call the command again. For another draft, such as of another --label, delete this one "
+                "first."
             )
     loader = load()
     settings = loader.settings

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
 
+from equidp.errors import EquidpError
 from equidp.hooks.views import MEANS, RUNS
 from equidp.system.interrupts import handling
 
@@ -28,8 +31,13 @@ def serve(uri: str, experiment: str, host: str, port: int) -> int:
         experiment: id of the experiment.
         host: on which the pages are served.
         port: on which the pages are served.
+
+    Raises:
+        EquidpError: another process serves at this port.
     """
     remote = uri.startswith(("http://", "https://"))
+    if not remote:
+        _refuse_taken(host, port)
     uri = re.sub(r"://[^/]*@", "://", uri) if remote else uri  # without the login: a terminal keeps what is printed
     pages = f"{uri if remote else f'http://{host}:{port}'}/#/experiments/{experiment}/runs?viewStateShareKey="
     charts = f"{pages}{MEANS}&compareRunsMode=CHART"
@@ -48,6 +56,18 @@ def serve(uri: str, experiment: str, host: str, port: int) -> int:
         return 0
     finally:
         _end(process)
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    """Before an address is printed: it would show what the other process serves, such as another project's runs."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise EquidpError(
+                f"Port {port} of {host} is taken, such as by the pages of another project: end that process, or give "
+                f"another port, such as kedro ui --port {port + 1 if port < 65535 else port - 1}."
+            ) from None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -49,6 +49,7 @@ def records(options: dict, folder: Path):
         ("25   no \n50 yes\n", {"separator": " ", "columns": ["x", "y"]}),
         ("25,no\n50,yes\n", {"columns": ["x", "y"]}),
         ("x,y\n25,no\n50,yes\n".encode("utf-16"), {"encoding": "utf-16"}),
+        ("x,y\n25,no\n50,yes\n".encode("utf-8-sig"), {"encoding": "UTF-8"}),  # as Excel saves "CSV UTF-8"
         ("x,y,é\n25,no,ü\n50,yes,ß\n".encode("latin-1"), {"encoding": "latin-1"}),
         (gzip.compress(b"x,y\n25,no\n50,yes\n", mtime=0), {"path": "t.csv.gz"}),
         ("x,y\n25,0\n50,1\n", {"class_map": {"no": ["0"], "yes": ["1"]}}),

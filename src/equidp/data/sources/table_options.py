@@ -25,9 +25,10 @@ def _distinct(classes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _known_encoding(name: str) -> str:
     try:
-        return codecs.lookup(name).name if name != "utf-8-sig" else name
+        known = codecs.lookup(name).name if name != "utf-8-sig" else name
     except LookupError:
         raise ValueError("Python knows no such encoding; common ones are utf-8, utf-16, latin-1 and cp1252") from None
+    return "utf-8-sig" if known == "utf-8" else known  # spreadsheets begin UTF-8 with a mark, which pandas skips too
 
 
 def _lists_of_texts(given: Any) -> Any:

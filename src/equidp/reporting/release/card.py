@@ -13,7 +13,7 @@ from equidp.data.sources import unit_named, unit_noun
 from equidp.options import as_typed
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
-from equidp.reporting.release.facts import Facts
+from equidp.reporting.release.facts import EXACT_TELL, Facts
 from equidp.reporting.rendering import asset
 from equidp.reporting.statement_sections import delta_text, epsilon_text, evaluated, noise_text, steps_text
 from equidp.reporting.titles import METRIC_TITLES
@@ -47,6 +47,7 @@ def model_card(facts: Facts) -> str:
         names=_names(schema[of]),
         words=facts.words,
         evaluated=evaluated(facts.privacy),
+        exact_tell=EXACT_TELL,
         epsilon_text=epsilon_text,
         delta_text=delta_text,
         unit_named=unit_named,

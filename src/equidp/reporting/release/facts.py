@@ -85,6 +85,10 @@ EXPOSURE = ("auc", "auc_interval", "tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr
 DECIMALS = 3
 """Of exact figures that go out on request; of errors in a target's unit, as many digits that count."""
 
+EXACT_TELL = "they may tell of single records, also of groups that are left out because they are small"
+"""What exact figures do, rounded and without small groups: a group's balanced accuracy tells which classes it holds,
+and what all groups have together tells of the one that is left out."""
+
 MATCHED = ("records", "expected_batch_size", "steps", "noise_multiplier", "unit", "membership")
 DESCRIBED = ("schema", "model", "options", "training", "source", "source_options")
 """Facts of `privacy.json`, and of the model's file, in which an audit's training must agree with the run for its
@@ -328,7 +332,7 @@ def _exact(metrics: Mapping[str, Any] | None, privacy: Mapping[str, Any]) -> dic
     """Overall and group figures of the private model, without numbers of records, intervals, baseline and costs.
 
     They are rounded, as a fraction in full tells the number of records, and groups so small that a figure is about
-    single persons are left out.
+    single persons are left out. That is no protection: `EXACT_TELL`.
     """
     if not metrics:
         raise EquidpError(

@@ -25,6 +25,13 @@ COUNTED_BY = (
 """Without the digests a copy of a file would pass for other records, and too small a total go out."""
 
 
+BEYOND_TRIALS = (
+    "It does not cover what was learnt from these records to declare them. Other releases from the same records add to "
+    "it."
+)
+"""The declaration is older than its trials, and not always older than the first look at the records."""
+
+
 def registry_entry(facts: Facts) -> Document:
     """The entry."""
     topics = {BASICS: _basics(facts), GUARANTEE: _guarantee(facts), DETAILS: _details(facts)}
@@ -229,10 +236,10 @@ def trials(facts: Facts) -> Line:
         text = (
             f"At most {found['max']} trainings were declared before the first, this one included; ε covers all of them"
         )
-        return Line("trials", question, f"{text}. Other releases from the same records add to it.", found)
+        return Line("trials", question, f"{text}. {BEYOND_TRIALS}", found)
     declared = ", ".join(f"{name} {value}" for name, value in found.items() if name != "orders")
     text = f"It was chosen from several trainings, declared before the first ({declared}); ε covers the choice."
-    return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
+    return Line("trials", question, f"{text} {BEYOND_TRIALS}", found)
 
 
 def together(facts: Facts) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from equidp.data.sources import unit_noun
 from equidp.reporting.attack import ALARMS, ATTACKS, factor_text, from_curve, lower_text, recognised, share_text
-from equidp.reporting.release.facts import Facts
+from equidp.reporting.release.facts import EXACT_TELL, Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
 from equidp.reporting.statement_sections import delta_text, epsilon_text, evaluated
 from equidp.tasks import CLASSIFICATION
@@ -57,6 +57,8 @@ def _proven(facts: Facts) -> list[Line]:
     claimed = {"epsilon": privacy["epsilon"], "delta": privacy["delta"]}
     rows = [(rate, recognised(privacy, rate)) for rate in ALARMS]
     beyond = " beyond the ε of their own figures" if privacy.get("evaluation") else ""
+    if facts.exact_metrics:
+        beyond = f", whose exact figures the curator chose to publish: {EXACT_TELL}"
     source = "the statement's trade-off curve" if from_curve(privacy) else "(ε, δ) alone; the true curve is lower"
     curve = {"trade_off": privacy["trade_off"]} if from_curve(privacy) else {}
     return [
