@@ -33,13 +33,13 @@ IN_ENVIRONMENT = click.option(
 
 
 class Repeatable(click.Command):
-    """A command whose options may be repeated: lists are joined, and two values of any other option are refused.
+    """A command whose options may be repeated: lists are joined, and two different values of another are refused.
 
     click by itself takes the last value, and the earlier ones would be lost.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's."""
+        """As click's method, with repeated options joined or refused."""
         rest, given = self._gathered(args)
         for option, values in given.items():
             if option.name not in LISTS and len(set(values)) > 1:

@@ -77,7 +77,8 @@ class EquidpConfigLoader(OmegaConfigLoader):
         _refuse_no_settings(Path(conf_source))
         kwargs["custom_resolvers"] = {"oc.env": oc.env, **(kwargs.get("custom_resolvers") or {})}  # for all settings
         if not _has_settings(Path(conf_source), kwargs.get("default_run_env", "local")):
-            # an image or an archive has no conf/local; and Kedro would merge an empty one too, which doubles the time
+            # for example, an image or an archive without conf/local. Kedro would merge an empty one too, which takes as
+            # long again
             kwargs["default_run_env"] = kwargs.get("base_env", "base")
         with RESOLVING:  # Kedro's own resolvers, too, belong to the latest loader of the process
             self._packaged = _packaged(Path(conf_source), kwargs)

@@ -49,7 +49,7 @@ class Session(KedroSession):
     """Kedro's session, with a sentence as the error for a mistyped node or entry of the catalog."""
 
     def run(self, *args: Any, **named: Any) -> Any:
-        """As Kedro's."""
+        """As Kedro's method, with clear errors."""
         _refuse_no_pipeline(click.get_current_context(silent=True))
         # before the pipelines are imported, which takes seconds
         if project.PACKAGE_NAME == "equidp":  # a package of the user's own has other pipelines

@@ -26,7 +26,7 @@ MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat
 NUMERAL = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,9}))?")
 
 NUMBER = re.compile(r"0|(-?\d+)e(?:(\d{1,3})|-?\d+)")
-"""How `looks_as_id` writes a number."""
+"""The form in which `looks_as_id` writes a number."""
 
 SHOWN = 5
 """Number of further invalid values that a message names."""

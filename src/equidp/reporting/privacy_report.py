@@ -225,7 +225,7 @@ def _spent_as(privacy: Mapping) -> str:
     if (privacy.get("trials") or {}).get("max") != 1 and privacy.get("trials"):
         return "all declared trials"
     if _fixed_ledger(privacy):
-        return "the whole plan" if "charged" in privacy else "the ledger"  # `charged`: training ended before the plan
+        return "the whole plan" if "charged" in privacy else "the ledger"  # `charged`: the loop was left before its end
     return "the budget" if "filter_order" in privacy else "the cap"
 
 
@@ -252,7 +252,7 @@ def recomputed(privacy: Mapping) -> str:
 
 
 def _fixed_ledger(privacy: Mapping) -> bool:
-    """Whether ε is that of the listed ledger, and not of a budget or cap, as if the events depended on outputs."""
+    """Whether ε is that of the listed ledger. If events depended on outputs, it is that of a budget or a cap."""
     if "epsilon_fixed_before_training" in privacy:
         return bool(privacy["epsilon_fixed_before_training"])
     bounds = [privacy[k] for k in ("epsilon_rdp", "epsilon_pld") if privacy.get(k) is not None]

@@ -230,7 +230,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def nested(text: str) -> dict[str, Any]:
-    """What Kedro makes of the text that follows `--params=`."""
+    """Return the nested settings that Kedro makes of the text after `--params=`."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         if "=" not in part:

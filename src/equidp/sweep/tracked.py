@@ -1,6 +1,7 @@
 """The MLflow runs of a sweep: those of its cells, above them one for each row's means, and above all one per data set.
 
-All calls of a sweep to MLflow are here.
+All calls of a sweep to MLflow are here. In MLflow's list, a data set's run contains the runs of its rows, and a row's
+run contains the runs of its seeds.
 """
 
 from __future__ import annotations

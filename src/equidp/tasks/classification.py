@@ -87,7 +87,7 @@ class Classification(Task):
         return live_metrics(predictions, labels, groups)
 
     def words(self) -> Words:
-        """By the number of classes."""
+        """Words that name the number of classes."""
         count = len(self.schema.classes)
         names = f"with {count} classes", f"into {count} classes"
         return Words("classifier", *names, "one logit per class", f"One score for each of {count} classes")

@@ -49,7 +49,7 @@ class Counts(Regression):
         return self._log_rate(outputs.float()).exp().clamp(LEAST, self.schema.bounds[1])  # float32 may round beyond
 
     def words(self) -> Words:
-        """By the target and its maximum."""
+        """Words that name the target and its maximum."""
         target = f"{self.schema.targets[0]}, a count up to {self.schema.bounds[1]:g}"
         return Words("model", f"of {target}", f"for {target}", "one output z", f"One expected count, {target}")
 

@@ -54,7 +54,7 @@ class MultiLabel(Task):
         return {"task": self.name, **found}
 
     def words(self) -> Words:
-        """By the number of labels."""
+        """Words that name the number of labels."""
         count = len(self.schema.targets)
         names = f"of {count} labels", f"for {count} labels"
         return Words("multi-label classifier", *names, "one logit per label", f"One score for each of {count} labels")

@@ -62,7 +62,7 @@ class Ordinal(Task):
         return F.pad(above, (1, 0), value=1.0) - F.pad(above, (0, 1))
 
     def words(self) -> Words:
-        """By the number of classes."""
+        """Words that name the number of classes."""
         count = len(self.schema.classes)
         names = f"with {count} ordered classes", f"into {count} ordered classes"
         answer = f"One score for each of {count} ordered classes, of which the median is the predicted class"

@@ -86,7 +86,7 @@ class Regression(Task):
         return super().live(predictions[:, 0], labels, groups)
 
     def words(self) -> Words:
-        """By the target and its bounds."""
+        """Words that name the target and its bounds."""
         low, high = self.schema.bounds
         target = f"{self.schema.targets[0]}, a number from {low:g} to {high:g}"
         outputs = f"one output, −1 for {low:g} and 1 for {high:g}"

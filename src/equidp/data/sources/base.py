@@ -22,7 +22,7 @@ from equidp.options import Declared, checked_options
 from equidp.system.network import attempt
 
 GIVEN = "the given table"
-"""What messages call rows that a served model is sent."""
+"""The word of messages for rows that are sent to a served model."""
 
 UNIT_COLUMN = " For units of several records, name the column of their ids: data.options.unit."
 
@@ -195,7 +195,7 @@ class Source(ABC):
         raise NotImplementedError
 
     def words(self) -> tuple[str, ...]:
-        """`unit_names`, or what an option calls units."""
+        """`unit_names`, or the words that the options give."""
         return self.unit_names
 
     def split_level(self, setting: str, word: str) -> Literal["record", "unit"]:

@@ -129,7 +129,7 @@ class Imdb(Source):
     def _wanted_words(self, raw_dir: Path) -> PublishedFile:
         asked = self.options.words.removesuffix(".gz")
         if (known := next((file for file in GLOVE if file.path == asked), None)) is not None:
-            return known  # like other files of a provider it may lie in a linked folder
+            return known  # like other files of a provider, it may be in a linked folder
         return PublishedFile(inside(raw_dir, asked).relative_to(raw_dir.resolve()).as_posix(), GLOVE_PAGE)
 
     def wanted(self, raw_dir: Path) -> PublishedFile:

@@ -125,7 +125,7 @@ def choose_model(
 
 
 def _due(tuning: Tuning) -> dict[tuple[str, str], dict[str, Any]]:
-    """What the ledger is charged before the first trial, by (what, part)."""
+    """Return what the ledger is charged before the first trial, by (what, part)."""
     due = {("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials)}
     if tuning.score_event is not None:
         due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
@@ -193,7 +193,7 @@ def _begin(workplace: Path, number: int) -> None:
     """Make a trial's folder, and a mark that it was made.
 
     Raises:
-        EquidpError: the folder was made but is gone. The ledger has what the trial had shown, but ε would not.
+        EquidpError: the folder was made but is gone: the ledger counts what the trial had shown, but ε would not.
     """
     folder, mark = _folder(workplace, number), workplace / f"{BEGUN}-{number}"
     if mark.exists() and not folder.exists():
@@ -279,7 +279,7 @@ def _chosen_settings(settings: Settings, chosen: Mapping[str, Any]) -> dict[str,
 
 def forget_trials(workplace: Path) -> None:
     """Remove what a finished tuning drew and trained, because only the chosen trial may become known."""
-    for name in (CHARGED, DRAWN, HISTOGRAM, LOCK):  # what is left must not look like a charged tuning
+    for name in (CHARGED, DRAWN, HISTOGRAM, LOCK):  # CHARGED first: files left by a break must not look charged
         remove_kept(workplace / name)
     for log in workplace.glob(f"{LOG}-*.log"):
         log.unlink()
@@ -287,7 +287,7 @@ def forget_trials(workplace: Path) -> None:
 
 
 def _forget_folders(workplace: Path) -> None:
-    for mark in workplace.glob(f"{BEGUN}-*"):  # first: a mark without its folder would be a trial that was lost
+    for mark in workplace.glob(f"{BEGUN}-*"):  # marks first: a mark without its folder would look like a lost trial
         mark.unlink()
     for folder in workplace.glob(f"{FOLDER}-*"):
         shutil.rmtree(folder)

@@ -15,7 +15,7 @@ from equidp.reporting.tables import shortened
 from equidp.tasks.base import Task
 
 APART = 0.14
-"""How far above and below a row's middle its two points lie, in rows."""
+"""Distance of a row's two points from its middle, above and below, in rows."""
 
 SIZE = 9
 """Size of a point in pixels."""
