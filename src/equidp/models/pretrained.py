@@ -21,7 +21,7 @@ from equidp.models.resnet9 import group_norm
 from equidp.system.network import attempt
 
 TORCHVISION = "torchvision"
-"""The value of `weights` that stands for torchvision's own, downloaded once."""
+"""The value of `weights` for torchvision's own weights, which are downloaded once."""
 
 
 class PlainBasicBlock(BasicBlock):

@@ -45,7 +45,7 @@ WIDE_FROM = 25
 """A chart with more bars than this takes the page's full width."""
 
 SHORT = 10
-"""A heading of so many characters takes no more room than the numbers below it."""
+"""A heading or cell of so many characters is not broken, because it takes no more room than numbers do."""
 
 FOLDED_FROM = 60
 """A table with more rows than this shows its caption until a reader opens it."""

@@ -22,7 +22,7 @@ ALIKE = 1.05
 
 
 def gain(task: type[Task], run: Mapping[int, float | None], reference: Mapping[int, float | None]) -> Interval | None:
-    """How much better a run's main metric is than the reference's, negative where it is worse; figures by seed.
+    """Return how much better a run's main metric is than the reference's, negative if it is worse; figures are by seed.
 
     None if no seed has both. Seeds in which one of the two has no figure do not count.
 

@@ -71,9 +71,9 @@ class Grid(Declared):
     model_config = ConfigDict(allow_inf_nan=False)
 
     about: str = ""
-    """What it shows."""
+    """What the grid shows."""
     takes: str = ""
-    """How long it takes, and on what."""
+    """How long the grid takes, and on which machine."""
     expect: str = ""
     """The number to expect."""
     algorithms: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()

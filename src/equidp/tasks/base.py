@@ -164,7 +164,7 @@ class Task(ABC):
 
     @classmethod
     def lost(cls, metric: str, private: float | None, baseline: float | None) -> float | None:
-        """How much worse the first figure of a metric is than the second, as `cost` says; None where one is None."""
+        """Return how much worse `private` is than `baseline` in a metric, as `cost` says; None if either is None."""
         if private is None or baseline is None:
             return None
         if (best := cls.best.get(metric)) is None:

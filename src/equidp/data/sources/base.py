@@ -199,7 +199,7 @@ class Source(ABC):
         return self.unit_names
 
     def split_level(self, setting: str, word: str) -> Literal["record", "unit"]:
-        """What a setting's word means for this dataset: `record`, `unit`, or its own words, such as `lesion`.
+        """Return what a setting's word means for this dataset: `record`, `unit` or the dataset's own words (`lesion`).
 
         Raises:
             EquidpError: for a word this dataset does not know.
