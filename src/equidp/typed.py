@@ -8,6 +8,7 @@ from typing import Any
 
 TEXTS = ("dataset", "run_label", "algorithm", "data.key", "data.id", "data.source", "data.split_by", "privacy.unit")
 """Settings of `--params` that are taken as typed: as numbers, `01` and `1`, or `4e999` and `7e999`, would be equal."""
+
 BELOW = ("report.tags.", "data.options.")
 """Beginnings of settings that are kept as typed if YAML reads a number that is written otherwise: `010` is not 10."""
 

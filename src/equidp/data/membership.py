@@ -36,6 +36,7 @@ from equidp.errors import EquidpError, unknown_name
 
 USES = ("test", "validation", "keep", "public")
 """What a record's four numbers are used for; each number is 8 bytes of one hash, so they are independent."""
+
 SIZE = 16
 """Bytes of an identity: enough that no two different records have the same one, even if somebody chose the records."""
 

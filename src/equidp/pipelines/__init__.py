@@ -15,7 +15,7 @@ warnings.filterwarnings("ignore", message="One or more dataset names contain '.'
 def given(function: Callable, **values: Any) -> Callable:
     """Return a node's function with some arguments set, under its own name.
 
-    It is a function and not a `partial`, because `%load_node` shows nothing else.
+    It is a function and not a `partial`, because `%load_node` shows the code of functions only.
     """
 
     @wraps(function)

@@ -118,7 +118,7 @@ class Project:
             EquidpError: for any name or value that does not exist, before anything runs.
         """
         points = list(grid.points())
-        # All names are checked first, because a cell takes seconds to import. The first data set's own cell checks its
+        # All names are checked first, because a cell takes seconds to import. The first data set is checked by its cell
         refuse_unknown("algorithm", (algorithm for algorithm, _ in points), ALGORITHMS)
         for overrides in list({str(of.get("dataset")): of for _, of in points}.values())[1:]:
             self.configure(nested(params_text(overrides))).refuse_wrong_names()
@@ -208,7 +208,7 @@ def _training_that_matters(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data_that_matters(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data settings without newer ones that have no effect, so that names of older cells stay the same."""
+    """The data settings without those that do not change the parts, so that names of cells by strata stay the same."""
     idle = {"accept_strata", "id"} | ({"task"} if data["task"] == CLASSIFICATION else set())
     idle |= set() if data.get("positive_class") else {"positive_class"}
     idle |= {"membership", "key"} if data["membership"] == "strata" else set()

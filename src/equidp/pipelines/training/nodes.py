@@ -152,7 +152,7 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
     built = imposed(settings.model, chosen, train.schema)
     own = algorithm if callable(chosen.optimizer) else chosen.optimizer or "sgd"
     weights = class_weights(settings.training, train)
-    # as numbers, because `balanced` depends on declared sizes and data.keep, which are not recorded
+    # as numbers, because `balanced` depends on declared sizes and data.keep, which are not published
     numbers = None if weights is None else [float(f"{weight:.6g}") for weight in weights]
     return {
         "model": built.name,
@@ -185,7 +185,7 @@ def _after_epoch(
     settings: Settings,
     report: Callable[[Mapping[str, float]], None],
 ) -> Mapping[str, float]:
-    """Return figures on the test part, after every `evaluate_every` epochs and the last; report all of the epoch."""
+    """Return figures on the test part, if due in this epoch or after the last one, and report the epoch with them."""
     due = row["epoch"] % settings.operation.evaluate_every == 0 or row["epoch"] == settings.training.epochs
     figures: dict[str, float] = {}
     if due:

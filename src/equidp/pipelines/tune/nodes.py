@@ -418,8 +418,8 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
 def _seed(number: int, settings: Settings) -> int:
     """Return a trial's seed. Each seeded trial has its own, so that no two share batches and noise.
 
-    Of a secure trial only the initial weights follow from it, and all start alike. If initial weights told a trial's
-    number, the model would show it, and so how many trials before it were no better. ε does not cover that.
+    In a secure tuning only the initial weights follow from it, and all trials start alike. If initial weights told a
+    trial's number, the model would show it, and so how many trials before it were no better. ε does not cover that.
     """
     return settings.seed if settings.privacy.secure else derived_seed(settings.seed, f"tune/{number}")
 

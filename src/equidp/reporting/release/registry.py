@@ -29,7 +29,7 @@ BEYOND_TRIALS = (
     "It does not cover what was learnt from these records to declare them. Other releases from the same records add to "
     "it."
 )
-"""The declaration is older than its trials, and not always older than the first look at the records."""
+"""Trials are declared before they run, but perhaps after somebody has looked at the records."""
 
 
 def registry_entry(facts: Facts) -> Document:
