@@ -96,7 +96,7 @@ class Network(nn.Module):
             yield index, features[index]
 
     def train(self, mode: bool = True) -> Network:
-        """Stay in evaluation mode: batch statistics are fixed, and there is no dropout, because the noise suffices."""
+        """Stay in evaluation mode: batch statistics are fixed, and there is no dropout beside the noise."""
         return super().train(False)
 
 
