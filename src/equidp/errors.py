@@ -43,7 +43,8 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> EquidpError:
 
     `kind` is what the name stands for, as a user would say it ("dataset", "setting").
     """
-    return EquidpError(f"Unknown {kind} {shortened(str(name))!r}.{_nearest(name, valid)}")
+    between = ": " if kind.endswith("'") else " "  # not two quoted names in a row
+    return EquidpError(f"Unknown {kind}{between}{shortened(str(name))!r}.{_nearest(name, valid)}")
 
 
 def missing_column(where: str, name: object, present: Iterable[str], more: Iterable[str] = ()) -> EquidpError:
