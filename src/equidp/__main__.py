@@ -1,6 +1,6 @@
-"""The packaged project: `python -m equidp --conf-source=conf-equidp.tar.gz` is what `kedro run` is in a checkout.
+"""The packaged project: `python -m equidp --conf-source=conf-equidp.tar.gz` does what `kedro run` does in a checkout.
 
-`python -m equidp new my-study` is `equidp new my-study`, where the folder of scripts is not on the path.
+`python -m equidp new my-study` does what `equidp new my-study` does, where the folder of scripts is not on the path.
 """
 
 from __future__ import annotations

@@ -33,13 +33,13 @@ IN_ENVIRONMENT = click.option(
 
 
 class Repeatable(click.Command):
-    """A command whose options may be repeated: lists are joined, and another option with two values is refused.
+    """A command whose options may be repeated: lists are joined, and two different values of another are refused.
 
-    click takes the last one, and what was said before would be lost.
+    click by itself takes the last value, and the earlier ones would be lost.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's."""
+        """As click's method, with repeated options joined or refused."""
         rest, given = self._gathered(args)
         for option, values in given.items():
             if option.name not in LISTS and len(set(values)) > 1:
@@ -66,7 +66,7 @@ class Repeatable(click.Command):
         return found
 
     def _gathered(self, args: list[str]) -> tuple[list[str], dict[click.Option, list[str]]]:
-        """All else that stands on the command line, and the values of each option."""
+        """Return the rest of the command line, and the values of each option."""
         known = {
             name: option for option in self.params if isinstance(option, click.Option) for name in option.opts
             if not (option.is_flag or option.count)

@@ -1,8 +1,9 @@
 """Kedro's configuration, with each dataset's preset applied and every setting validated before anything runs.
 
-Lowest to highest: defaults in code, the dataset's preset, blocks in conf/base or conf/local, `--params`; the package's
-conf/base lies below a project's. Presets are merged here rather than by interpolation in YAML, because Kedro resolves
-conf/base before it sees conf/local: a preset for a dataset of one's own, kept in conf/local, would not be found.
+The layers, from lowest to highest: defaults in code, the dataset's preset, blocks in conf/base or conf/local,
+`--params`. The package's conf/base lies below a project's. Presets are merged here and not by interpolation in YAML,
+because Kedro resolves conf/base before it reads conf/local: the preset of a user's own dataset, in conf/local, would
+not be found.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ from equidp.parameters import SECTIONS, TOP_LEVEL, Settings, block, check_names,
 
 
 def _sqlite_uri(path: Path) -> str:
-    """SQLAlchemy's URL; with its driver's name where a sign is encoded, as MLflow makes a folder of that name else."""
+    """Return SQLAlchemy's URL of a file.
+
+    If a sign in the path is encoded, the URL names the driver, because MLflow would otherwise make a folder of the
+    encoded name.
+    """
     from sqlalchemy import URL, make_url
 
     plain = f"sqlite:///{path}"
@@ -47,22 +52,22 @@ def _sqlite_uri(path: Path) -> str:
 
 
 PROJECT_URIS: Mapping[str, Callable[[Path], str]] = {"sqlite": _sqlite_uri, "file": Path.as_uri, "path": str}
-"""How a path inside the project is written, by what reads it; a relative one would depend on the working directory."""
+"""How a path inside the project is written, by its reader; a relative path would depend on the working directory."""
 
 EITHER_OR = ("epsilon", "noise_multiplier")
-"""Settings of `privacy` of which exactly one is given; a higher layer's choice replaces a lower one's other."""
+"""Settings of `privacy` of which exactly one is given: a layer that gives one drops the other one of lower layers."""
 
 TWICE = "Duplicate keys found in "
-"""How Kedro begins to tell of files that set the same."""
+"""Beginning of Kedro's message on files that set the same name."""
 
 PLACES = ("dataset", "seed", "run_label")
-"""Settings that a result's path tells: a run of the same three replaces what is there."""
+"""Settings in a result's path: a run with the same three replaces the files there."""
 
 RESOLVING = threading.RLock()
-"""Held while files are read: `${setting:…}` is the whole process's, and two sessions may be in two threads."""
+"""Held while files are read, because `${setting:…}` is shared by the process, and two threads may have two sessions."""
 
 CHOICES = {"model": "name", "data": "source"}
-"""Sections whose `options` are those of what this setting names; another name drops a lower layer's options."""
+"""Sections whose `options` belong to the thing that this setting names; another name drops a lower layer's options."""
 
 
 class EquidpConfigLoader(OmegaConfigLoader):
@@ -72,19 +77,20 @@ class EquidpConfigLoader(OmegaConfigLoader):
         _refuse_no_settings(Path(conf_source))
         kwargs["custom_resolvers"] = {"oc.env": oc.env, **(kwargs.get("custom_resolvers") or {})}  # for all settings
         if not _has_settings(Path(conf_source), kwargs.get("default_run_env", "local")):
-            # an image or an archive without conf/local; and Kedro merges what is empty, too, which takes as long again
+            # for example, an image or an archive without conf/local. Kedro would merge an empty one too, which takes as
+            # long again
             kwargs["default_run_env"] = kwargs.get("base_env", "base")
-        with RESOLVING:  # Kedro's own resolvers, too, are those of the process's latest loader
+        with RESOLVING:  # Kedro's own resolvers, too, belong to the latest loader of the process
             self._packaged = _packaged(Path(conf_source), kwargs)
             super().__init__(conf_source, *args, **kwargs)
         if self.runtime_params and self.runtime_params.get("run_label", "") is None:  # a script's `run_label=$label`
             self.runtime_params = {**self.runtime_params, "run_label": ""}
-        folder = Path(conf_source)  # or an archive, or a remote one
+        folder = Path(conf_source)  # may also be an archive, or a remote place
         _set_up_logging(folder / "logging.yml")
         if self.env and folder.is_dir() and not (folder / self.env).is_dir():
             there = [part.name for part in folder.iterdir() if part.is_dir()]
             raise unknown_name(f"environment (a folder of {folder})", self.env, there)
-        project_is_at(Path(conf_source).resolve().parent)  # until a context tells: --conf-source may lie anywhere
+        project_is_at(Path(conf_source).resolve().parent)  # until a context says where: --conf-source may be anywhere
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """As Kedro's; parameters are resolved once and kept."""
@@ -93,7 +99,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 self._settings = self._resolved()
                 self["parameters"] = self._settings.to_dict()
             if key == "catalog" and key not in self:
-                # paths tell what runs, wherever that was set: in the folder of another run it would replace that one
+                # paths contain the run's settings, wherever these were set: else a run could replace another's files
                 _settings_are(self["parameters"])
             found = self._read(key)
             return checked(found) if key == "mlflow" else found
@@ -110,25 +116,25 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 _settings_are(self["parameters"])
 
     def presets(self) -> dict[str, Any]:
-        """Every dataset's preset as all layers together have it; for a loader that has given no parameters yet."""
+        """Every dataset's preset, merged from all layers; for a loader that has not given parameters yet."""
         with self._in_a_sentence():
             return block("presets", self._read("parameters").get("presets"))
 
     def refuse_wrong_names(self) -> None:
-        """Raise EquidpError for a data set or a block of settings that there is not: all that needs no long import."""
+        """Raise EquidpError for a data set or a block of settings that does not exist; this needs no long import."""
         with self._in_a_sentence():
             self._layered()
 
     @contextmanager
     def _in_a_sentence(self) -> Iterator[None]:
-        """What the block finds wrong in a file, as an EquidpError that says where."""
+        """Turn an error about a file of settings into an EquidpError that says where it is."""
         try:
             yield
         except OmegaConfBaseException as error:
             place = f" ({error.full_key})" if error.full_key else ""
             raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}{place}.") from error
         except (yaml.YAMLError, UnicodeDecodeError, AttributeError, OSError, RecursionError) as error:
-            # a list, and a name that is a number, are AttributeErrors
+            # a file with a list, or with a number as a name, gives an AttributeError
             fault = _fault_in(Path(self.conf_source), (self.base_env, self.env or self.default_run_env))
             if fault is None and isinstance(error, yaml.YAMLError):  # in an archive
                 fault = f"A file of settings in {self.conf_source} cannot be read: {' '.join(str(error).split())}"
@@ -152,19 +158,19 @@ class EquidpConfigLoader(OmegaConfigLoader):
         return self._settings
 
     def _read(self, key: str) -> dict[str, Any]:
-        """The project's settings over the package's: block by block where the merge is soft, by name otherwise."""
+        """Return the project's settings over the package's, block by block if the merge is soft, else by name."""
         if self._packaged is None or key == "credentials" or key in self:
             return super().__getitem__(key)
         self._packaged.runtime_params = self.runtime_params
         below = self._packaged[key]
         try:
             own = super().__getitem__(key)
-        except MissingConfigException:  # none of this kind
+        except MissingConfigException:  # the project has no file of this kind
             return below
         if self.merge_strategy.get(key) != "soft":
             return {**below, **own}
         presets = own.get("presets")
-        if key == "parameters" and isinstance(presets, dict):  # a preset, too, lies over the package's of that name
+        if key == "parameters" and isinstance(presets, dict):  # a preset, too, is merged over the package's of its name
             known = {name: below["presets"].get(name) for name in presets}
             over = {n: _laid_over(known[n], of) for n, of in presets.items() if known[n] and isinstance(of, dict)}
             below, own = {**below, "presets": below["presets"] | over}, {**own, "presets": presets | over}
@@ -180,12 +186,12 @@ class EquidpConfigLoader(OmegaConfigLoader):
     def _layered(self) -> dict[str, Any]:
         """Preset, files and command line merged, the last one winning."""
         files = self._read("parameters")
-        if files.get("presets", {}) is None:  # a bare `presets:` in one file replaces those of all the others
+        if files.get("presets", {}) is None:  # an empty `presets:` in one file replaces the presets of all other files
             raise EquidpError(
                 f"presets: is empty in a file of settings in {self.conf_source}, which hides the presets of all "
                 "datasets: write a dataset's block below it, or delete the line."
             )
-        # before the dataset is looked up: the presets may be what is mistyped
+        # before the dataset is looked up, because the word `presets` itself may be mistyped
         check_names((str(name) for name in files if not str(name).startswith("_")), ("presets", *TOP_LEVEL))
         presets = block("presets", files.pop("presets", None))
         dataset = str(files.get("dataset"))
@@ -197,7 +203,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
             )
         layers = [block(f"presets.{dataset}", presets[dataset]), files, dict(self.runtime_params or {})]
         for layer, section in itertools.product(layers, SECTIONS):
-            block(section, layer.get(section))  # refuses what is none: it is looked into below
+            block(section, layer.get(section))  # refuses a section that is no block, because it is read below
         merged: dict[str, Any] = {}
         for layer in layers:
             merged = _laid_over(merged, layer)
@@ -211,14 +217,14 @@ class EquidpConfigLoader(OmegaConfigLoader):
 
 
 def _settings_are(parameters: Mapping[str, Any]) -> None:
-    """Let `${setting:…}` name these."""
+    """Let `${setting:…}` stand for these parameters."""
     OmegaConf.register_new_resolver(
         "setting", lambda name: functools.reduce(getitem, name.split("."), parameters), replace=True
     )
 
 
 def _laid_over(below: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer of settings over lower ones, without what a choice of its own replaces there (`EITHER_OR`, `CHOICES`)."""
+    """Merge a layer over lower ones, without the settings there that its choices replace (`EITHER_OR`, `CHOICES`)."""
     merged = {name: dict(of) if isinstance(of, Mapping) else of for name, of in below.items()}
 
     def given(section: str) -> Mapping[str, Any]:
@@ -236,7 +242,7 @@ def _laid_over(below: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, 
 
 
 def _packaged(source: Path, given: Mapping[str, Any]) -> OmegaConfigLoader | None:
-    """The package's settings, which lie below a project's; None where the project has the same files itself."""
+    """The package's settings, which lie below a project's; None if the project itself has the same files."""
     base = conf() / "base"
     names = [path.relative_to(base) for path in base.rglob("*.yml")]
     own = source / "base"
@@ -247,7 +253,7 @@ def _packaged(source: Path, given: Mapping[str, Any]) -> OmegaConfigLoader | Non
 
 
 def _refuse_no_settings(source: Path) -> None:
-    """Refuse a file in a folder's place that is no archive: Kedro would run with the package's settings alone."""
+    """Refuse a file that is neither a folder nor an archive: Kedro would run with the package's settings alone."""
     if not source.is_file():
         return
     try:
@@ -265,13 +271,13 @@ def _refuse_no_settings(source: Path) -> None:
 
 
 def _has_settings(source: Path, name: str) -> bool:
-    """Whether a folder of settings, or an archive of one, holds an environment with a file; True of what is neither."""
+    """Whether a folder of settings, or its archive, has an environment with a file; True for anything else."""
     if source.is_dir():
         try:
             return any(not path.name.startswith(".") for path in (source / name).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # what may not be listed may hold something
+        except OSError:  # a folder that may not be listed can hold files
             return True
     if zipfile.is_zipfile(source):
         with zipfile.ZipFile(source) as packed:
@@ -291,13 +297,13 @@ def project_is_at(folder: Path) -> None:
 
 
 def _fault_in(folder: Path, environments: Iterable[str]) -> str | None:
-    """What is wrong with the first file that holds no settings: Kedro counts lines from 0, or names no file."""
+    """Say what is wrong with the first file that holds no settings. Kedro counts lines from 0, or names no file."""
     files = (path for name in environments for path in sorted((folder / name).rglob("*")))
     for path in files:
         if path.suffix not in (".yml", ".yaml", ".json") or not path.is_file():
             continue
         try:
-            text = path.read_text(encoding="utf-8")  # whole, or the byte would be a chunk's
+            text = path.read_text(encoding="utf-8")  # read whole: else the byte's number would be that in a chunk
             read = OmegaConf.load(io.StringIO(text))
         except UnicodeDecodeError as error:
             return f"{path} is not UTF-8 text (byte {error.start}); save it in UTF-8."
@@ -307,7 +313,7 @@ def _fault_in(folder: Path, environments: Iterable[str]) -> str | None:
             return f"{path}{place}: {error.problem}; repair it."
         except RecursionError:
             return f"{path} has an anchor that stands below itself (&name … *name); repair it."
-        except (yaml.YAMLError, OSError) as error:  # a character that no YAML holds; a lone number
+        except (yaml.YAMLError, OSError) as error:  # a character that YAML does not allow; or a lone number
             return f"{path} cannot be read: {' '.join(str(error).split()).rstrip('.')}; repair it."
         if not OmegaConf.is_dict(read):
             return f"{path} holds a list: give names with values, such as `dataset: adult`."
@@ -317,7 +323,7 @@ def _fault_in(folder: Path, environments: Iterable[str]) -> str | None:
 
 
 def _set_up_logging(file: Path) -> None:
-    """Kedro looks for the project's logging in the working directory only, and is loud where it finds none."""
+    """Set up the project's logging: Kedro looks for it in the working directory only, and is loud without it."""
     if file.is_file() and "KEDRO_LOGGING_CONFIG" not in os.environ and not (Path.cwd() / "conf" / file.name).exists():
         LOGGING.configure(yaml.safe_load(file.read_text(encoding="utf-8")))
 

@@ -1,6 +1,7 @@
 """A preset for a table, drafted from its columns' names and types alone.
 
-No category and no bound is taken from the table: each would be a release. What only the codebook can say is marked.
+No category and no bound is taken from the table, because each would be a release. Places that only the codebook can
+fill are marked.
 """
 
 from __future__ import annotations
@@ -31,28 +32,29 @@ IDENTIFYING = re.compile(
     r"|^(row|record|case|patient|person|subject)[_.\s-]?(index|number)$",
     re.IGNORECASE,
 )
-"""A body mass index, say, is a feature."""
+"""Names of identifiers. `index` counts alone or after a word such as `patient`: a body mass index is a feature."""
 IMAGE = re.compile(
     r"(^|[_.\s-])(image|img|photo|picture|bild|foto)s?([_.\s-]?(name|file|path))?$|^file[_.\s-]?(name|path)$",
     re.IGNORECASE,
 )
-"""File names of images; an index of images, say, is an id."""
+"""Columns of image file names. An index of images, for example, is an id."""
 DATE = r"\d{1,2}\.\d{1,2}\.\d+"
-"""A day, whose numbers a point parts."""
+"""A date whose numbers are separated by points."""
 DATES = re.compile(rf"({DATE}|\d{{1,2}}[/-]\d{{1,2}}[/-]\d{{2,4}}|\d{{4}}([-/.])\d{{1,2}}\2\d{{1,2}})([T ].*)?")
 
 DISTINCT, FEW = 0.99, 100
-"""From which share of rows with a value of their own on a column is like an identifier; of fewer rows nobody knows."""
+"""A column in which at least the share DISTINCT of the values are different is like an identifier. With fewer than FEW
+rows this is not judged."""
 
 PLAIN = (".", "")
 SIGNS = (PLAIN, (",", ""), (",", "."), (".", ","), *((decimal, one) for decimal in ",." for one in " \u00a0\u202f'’"))
-"""Signs of decimals and of thousands, Python's first. Spaces that do not break, and thin ones, are what France writes,
-and apostrophes Switzerland."""
+"""Signs of decimals and of thousands, Python's first. France writes spaces that do not break, and thin ones;
+Switzerland writes apostrophes."""
 
 EXCEL, SQLITE = (".xlsx", ".xlsm", ".xls", ".ods"), b"SQLite format 3\0"
 
 ROWS = 5000
-"""How many rows the types are read from."""
+"""Number of rows from which types are read."""
 
 DRAFT = """\
 # Drafted by `kedro new-dataset` from names and types of columns; no value of the table is in it. But types, and which
@@ -90,10 +92,10 @@ UNTOLD = """\
 
 
 def draft(path: Path, raw_dir: Path, name: str, label: tuple[str, ...], *, unit: str = "", sql: str = "") -> str:
-    """The preset's text for a table below `raw_dir`; its label is the last column unless one or several are named.
+    """Return the preset's text for a table below `raw_dir`; the label is the last column unless columns are named.
 
     Raises:
-        EquidpError: the file is not there, or lies elsewhere, or is none to draft from, or has no such column.
+        EquidpError: the file is missing, is not below `raw_dir`, is no table to draft from, or has no such column.
     """
     if path.is_dir():
         raise EquidpError(f"{path} is a folder: name a table. For images write a preset of data.source: image_folder.")
@@ -119,10 +121,10 @@ def draft(path: Path, raw_dir: Path, name: str, label: tuple[str, ...], *, unit:
 
 
 def draft_entry(entry: str, load: Callable[[str], object], name: str, label: tuple[str, ...], unit: str) -> str:
-    """The preset's text for what an entry of the Kedro catalog gives, which `load` loads.
+    """Return the preset's text for the table of an entry of the Kedro catalog, which `load` loads.
 
     Raises:
-        EquidpError: there is no such entry, or it gives no table, or one without such a column.
+        EquidpError: there is no such entry, or it gives no table, or a table without such a column.
     """
     columns = _kinds(read_entry(load, entry))
     return _drafted(entry, [f"catalog: {_text(entry)}"], columns, name, label, unit)
@@ -175,7 +177,7 @@ def _lines(lines: Iterable[str], indent: int) -> str:
 
 
 def marked(text: str) -> list[int]:
-    """Numbers of the lines that still wait for the codebook."""
+    """Return the numbers of the lines that still have the mark."""
     return [number for number, line in enumerate(text.splitlines(), 1) if MARK in line and not line.startswith("#")]
 
 
@@ -202,7 +204,7 @@ def _columns(path: Path) -> tuple[list[str], dict[str, str]]:
     headless = any(not name or _is_number(name) for name in names) or len(set(names)) < len(names)
     try:
         first = pd.read_csv(path, skipinitialspace=True, dtype=str, **given)
-        # a row that has a value of other rows is no header: a person's cells would be drafted as names
+        # a first row whose values occur in other rows is no header: else a person's cells would be drafted as names
         if headless := headless or any((first[name] == name).any() for name in first):
             given |= {"header": None, "names": [f"column_{i}" for i in range(1, len(names) + 1)]}
         frame, texts = (pd.read_csv(path, skipinitialspace=True, dtype=kind, **given) for kind in (None, str))
@@ -223,7 +225,7 @@ def _columns(path: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _signs(texts: pd.DataFrame, separator: str) -> tuple[str, str]:
-    """Signs of decimals and of thousands by which the most columns are numbers; of equal ones the first of `SIGNS`."""
+    """Return the signs of decimals and thousands by which most columns are numbers; at a tie, the first of `SIGNS`."""
     possible = [(decimal, one) for decimal, one in SIGNS if decimal != separator and (one != separator or one == ",")]
     return max(possible, key=lambda signs: sum(_are_numbers(texts[name], *signs) for name in texts))
 
@@ -254,7 +256,7 @@ def _is_number(name: str) -> bool:
 
 
 def _kinds(frame: pd.DataFrame) -> dict[str, str]:
-    """Of each column `number`, `truth`, `text`, `date`, or `distinct`: one that differs in nearly every row."""
+    """Return each column's kind: `number`, `truth`, `text`, `date`, or `distinct` if nearly every row differs."""
 
     def kind(column: pd.Series) -> str:
         given = column.dropna()
@@ -273,7 +275,7 @@ def _kinds(frame: pd.DataFrame) -> dict[str, str]:
 def _feature(kind: str) -> str:
     if kind == "number":
         return f"{{kind: numeric, minimum: {MARK}, maximum: {MARK}}}"
-    if kind == "truth":  # in any of the ways that pandas reads as one
+    if kind == "truth":  # in all spellings that pandas reads as a truth value
         spelt = {word: [word, word.capitalize(), word.upper()] for word in ("false", "true")}
         return f"{{kind: categorical, map: {json.dumps(spelt)}}}"
     return f"{{kind: categorical, categories: [{MARK}]}}"

@@ -13,17 +13,17 @@ from collections.abc import Iterable
 import click
 
 MOST_NAMES, SHOWN_NAMES = 100, 10
-"""Of more names than the first, as many as the second are shown: those most like the one that was given."""
+"""If there are more names than MOST_NAMES, only SHOWN_NAMES are shown: those most like the given one."""
 
 UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Signs that end lines, command terminals, or turn the text after them around. Marks that scripts need are none."""
+"""Signs that end lines, control terminals or reverse the text after them; but not the marks that scripts need."""
 
 LONGEST = 500
-"""Signs of a name or value that are told and compared: of one of a million, nobody reads the rest, and to compare it
-takes seconds."""
+"""The most signs of a name or value that are shown and compared. If it has a million, nobody reads the rest, and
+comparing it takes seconds."""
 
 REMARK = "(raised as a result of Query-invoked autoflush"
-"""Begins a line that SQLAlchemy puts in front of some reasons."""
+"""Beginning of a line that SQLAlchemy puts before some reasons."""
 
 
 class EquidpError(click.ClickException):
@@ -31,7 +31,7 @@ class EquidpError(click.ClickException):
 
 
 def refuse_unknown(kind: str, given: Iterable[str], valid: Iterable[str]) -> None:
-    """Raise `unknown_name` of the first of `given` that is not among `valid`."""
+    """Raise `unknown_name` for the first of `given` that is not among `valid`."""
     valid = tuple(valid)
     for name in given:
         if name not in valid:
@@ -43,13 +43,14 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> EquidpError:
 
     `kind` is what the name stands for, as a user would say it ("dataset", "setting").
     """
-    return EquidpError(f"Unknown {kind} {shortened(str(name))!r}.{_nearest(name, valid)}")
+    between = ": " if kind.endswith("'") else " "  # not two quoted names in a row
+    return EquidpError(f"Unknown {kind}{between}{shortened(str(name))!r}.{_nearest(name, valid)}")
 
 
 def missing_column(where: str, name: object, present: Iterable[str], more: Iterable[str] = ()) -> EquidpError:
-    """Build the error for a table that lacks a column, and `more` of them, naming the nearest one that it has.
+    """Build the error for a table that lacks a column and those of `more`; it names the nearest column of the table.
 
-    `where` is the table: its file, or what a user calls it.
+    `where` is the table: its file, or the user's word for it.
     """
     others = "".join(f", nor {shortened(str(other))!r}" for other in more)
     found = _nearest(name, present, "It has")
@@ -57,23 +58,23 @@ def missing_column(where: str, name: object, present: Iterable[str], more: Itera
 
 
 def shortened(text: str) -> str:
-    """A text for a message; of a long one its beginning."""
+    """A text for a message; only the beginning of a long text."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} signs)"
 
 
 def listed_names(names: Iterable[str]) -> str:
-    """Names in a row; in quotes one with a comma of its own, as it would read as two, or with what cannot be shown."""
+    """Names in a row. A name with a comma, which would read as two, or with unshown signs is put in quotes."""
     return ", ".join(repr(name) if "," in name or UNSHOWN.search(name) else name for name in map(shortened, names))
 
 
 def nearest(name: object, valid: Iterable[str], *, cutoff: float = 0.7) -> str | None:
-    """The valid name that is most like another, None where none is alike; `cutoff` is difflib's."""
+    """Return the valid name that is most like `name`; None if no name is like it. `cutoff` is difflib's."""
     found = _most_like(name, list(valid), 1, cutoff)
     return found[0] if found else None
 
 
 def _most_like(name: object, names: list[str], most: int, cutoff: float) -> list[str]:
-    """Of `names` those like another, the most alike first; `DPSGD` is as much like `dpsgd` as a name can be."""
+    """Return the `names` that are like `name`, the most alike first. Capital letters do not matter."""
     spelt = {folded.casefold(): folded for folded in reversed(names)}
     found = difflib.get_close_matches(str(name)[:LONGEST].casefold(), spelt, n=most, cutoff=cutoff)
     return [spelt[folded] for folded in found]
@@ -91,18 +92,19 @@ def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
 
 
 def without_password(text: str) -> str:
-    """A text with the password of each address in it hidden, as of `http://me:secret@host`: logs are passed on.
+    """Hide the password of each address in a text, such as `http://me:secret@host`, because logs are passed on.
 
-    The name before it may have an `@`, as Azure's have; drivers of databases take a password behind `?`, too.
+    The name before the password may have an `@`, as Azure's names have. Drivers of databases take a password after `?`
+    too.
     """
     text = re.sub(r"(://[^/:\s]*):\S*@", r"\1:***@", text)
     return re.sub(r"(?i)((?:password|passwd|pwd)(?:=|%3d))(?:(?!%3b)[^&;\s])+", r"\1***", text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message behind its type's name, or that name alone: some have no message.
+    """Return the name of an exception's type and the first line of its message; without a message, only the name.
 
-    Passwords in addresses are hidden: libraries name the whole address that failed.
+    Passwords in addresses are hidden, because libraries name the whole address that failed.
     """
     text = [line for line in without_password(str(error)).strip().splitlines() if not line.startswith(REMARK)]
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

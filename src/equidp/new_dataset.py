@@ -41,10 +41,10 @@ def run_command(
     unit: str,
     env: str | None,
 ) -> None:
-    """`kedro new-dataset`: draft a preset, or check the one that the project has.
+    """`kedro new-dataset`: draft a preset, or check the preset that the project has.
 
     Raises:
-        EquidpError: no table is named, or it cannot be drafted from; or the preset that there is does not hold.
+        EquidpError: no table is named, no preset can be drafted from it, or the existing preset is not valid.
     """
     if not (file or catalog or name) or (file and catalog):
         raise EquidpError(
@@ -53,7 +53,7 @@ def run_command(
         )
     stem = catalog or (file.name.split(".")[0] if file else "")
     called, name = name, _folder_name(name or stem, given=bool(name))
-    read = None if env == "base" else env  # as `kedro run` reads: conf/local lies over conf/base there
+    read = None if env == "base" else env  # as `kedro run` reads settings: conf/local over conf/base
     loader = loader_at(project, read)
     folder = Path(loader.conf_source)
     raw_dir = project / (loader["globals"]["raw_dir"] or Path("data") / "01_raw")
@@ -70,7 +70,7 @@ def run_command(
     if preset.exists():
         raise EquidpError(f"{preset} is there, and has no preset {name!r}: rename it, or give another --name.")
     if catalog:
-        # whichever dataset is the project's own may be the one that is to be drafted
+        # a dataset that surely has a preset, because the project's own dataset may be the one to draft
         digits = loader_at(project, read, {"dataset": "digits"})
         text = draft_entry(catalog, partial(_loaded, project, digits), name, label, unit)
     elif file:
@@ -90,11 +90,12 @@ def run_command(
 def check(
     project: Path, places: list[tuple[Path, int, str]], load: Callable[[], EquidpConfigLoader]
 ) -> tuple[str, str]:
-    """Validate a preset and read its table; returns what was found, and settings to start from, for `--params`.
+    """Validate a preset and read its table; return a summary of the table, and settings to start from, for `--params`.
 
     Args:
-        places: where it stands: a file, the number of its first line there, and its text.
-        load: gives the configuration of a run of this dataset; it is called once no mark is left.
+        project: the project's folder.
+        places: where the preset is: each file, the number of the preset's first line there, and its text.
+        load: returns the configuration of a run of this dataset; it is called once no mark is left.
 
     Raises:
         EquidpError: a mark is left, a setting is not valid, or the table is not as declared.
@@ -110,7 +111,7 @@ def check(
     loader = load()
     settings = loader.settings
     click.echo("Reads the table and tries it against the preset.", err=True)
-    import torch  # late, too: a draft needs none of it
+    import torch  # late, because a draft does not need it
 
     from equidp.data.labelling import group_table
     from equidp.data.records import Split
@@ -132,7 +133,7 @@ def check(
 
     click.echo("It is as declared. Now six short trainings on made-up rows, for a rate to start from.", err=True)
     whole = records.unit if settings.privacy.by_unit else None
-    # by declared sizes how many there are is protected, and what is proposed here becomes a setting
+    # With declared sizes the true number is protected, so it is not used: the proposal becomes a setting
     declared = sum(records.schema.sizes if whole is None else records.schema.unit_sizes)
     units = declared or (len(records) if whole is None else len(whole.unique()))
     rate, bound = starting_rate(settings, records.schema, table.columns, units)
@@ -148,7 +149,7 @@ def write(file: Path, text: str) -> None:
 
 
 def _folder_name(name: str, *, given: bool) -> str:
-    """The name of a dataset: what the user gave, or what a file's name is in plain letters."""
+    """Return the name of a dataset: the one that the user gave, or a file's name in plain letters."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     plain = name if given else re.sub(r"\W+", "_", plain).strip("_").lower()
     if not SAFE_NAME.fullmatch(plain):
@@ -159,7 +160,7 @@ def _folder_name(name: str, *, given: bool) -> str:
 
 
 def _refuse_other(preset: Any, name: str, file: Path | None, catalog: str, raw: Path, named: Iterable[str]) -> None:
-    """Refuse a name whose preset is of another table than the one that was named, or of another label or unit."""
+    """Refuse a name whose preset is for another table than the named one, or has another label or unit."""
     data = preset.get("data") if isinstance(preset, dict) else None
     options = (data.get("options") if isinstance(data, dict) else None) or {}
     values = options.values() if isinstance(options, dict) else []
@@ -176,9 +177,9 @@ def _refuse_other(preset: Any, name: str, file: Path | None, catalog: str, raw: 
 
 
 def _places(folder: Path, environments: set[str], name: str) -> Iterator[tuple[Path, int, str]]:
-    """Where a preset stands: each file, the number of its first line there, and its lines."""
+    """Yield where a preset is: each file, the number of the preset's first line there, and its lines."""
     for file in (file for env in sorted(environments) for file in sorted((folder / env).rglob("*"))):
-        read = any(part.startswith("parameters") for part in file.relative_to(folder).parts[1:])  # by Kedro
+        read = any(part.startswith("parameters") for part in file.relative_to(folder).parts[1:])  # Kedro reads these
         if not (read and file.suffix in (".yml", ".yaml", ".json") and file.is_file()):
             continue
         text = file.read_text(encoding="utf-8")
@@ -194,11 +195,11 @@ def _entries(node: yaml.Node | None) -> list[tuple[yaml.Node, yaml.Node]]:
 
 
 def _loaded(project: Path, loader: EquidpConfigLoader, entry: str) -> Any:
-    """What an entry of the project's catalog gives."""
+    """Load an entry of the project's catalog."""
     from equidp.hooks.guard import load_entry
 
     credentials = {}
     with suppress(MissingConfigException):
         credentials = loader["credentials"]
-    with chdir(project):  # an entry's path is relative to it
+    with chdir(project):  # an entry's path is relative to the project
         return load_entry(DataCatalog.from_config(loader["catalog"], credentials), entry)

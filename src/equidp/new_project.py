@@ -1,5 +1,5 @@
-"""The command `equidp`: `equidp new my-study` makes a project, whose files an upgrade of the package leaves alone, and
-`equidp check NAME` holds an algorithm of another package to the contract of equidp's own.
+"""The command `equidp`. `equidp new my-study` makes a project, whose files an upgrade of the package leaves alone.
+`equidp check NAME` tests an algorithm of another package by the contract of equidp's own algorithms.
 
 A project holds its data, its results and the settings that differ from the package's (`equidp.packaged.conf`).
 """
@@ -34,7 +34,7 @@ FOLDERS = (
 NAMES = {
     "gitignore": ".gitignore", "telemetry": ".telemetry", "pyproject": "pyproject.toml", "preset.yml": "{dataset}.yml",
 }  # fmt: skip
-"""Files of the template that a tool would take for its own under their real names."""
+"""Real names of files in the template. There they have other names, because tools would take them for their own."""
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
@@ -73,25 +73,25 @@ def check(name: str) -> None:
     refuse_unknown("algorithm", [name], {**added, **ALGORITHMS})
     if name not in ALGORITHMS:
         ALGORITHMS[name] = around(added[name], name)
-    ALGORITHMS[name]().build()  # what cannot be is refused in a sentence
-    if find_spec("hypothesis") is None:  # imported too early, its assertions are not pytest's
+    ALGORITHMS[name]().build()  # refuses an impossible algorithm in a sentence
+    if find_spec("hypothesis") is None:  # not imported here: imported too early, its assertions are not pytest's
         raise not_installed("hypothesis", "equidp check")
     pytest, folder = extra("pytest", "equidp check"), contract()
     tests = [str(folder / "tests" / "algorithms" / f"test_{of}.py") for of in ("contract", "replayed")]
-    # none of the settings of a project that it is called in
+    # without pytest's settings of the project in which the command is called
     own = ["-c", os.devnull, "--rootdir", str(folder), "-o", f"pythonpath={folder}", "-p", "no:cacheprovider"]
     own += ["--import-mode=importlib", "-W", "ignore::pytest.PytestWarning"]
     raise SystemExit(pytest.main([*own, "-q", *tests], plugins=[_TestsOf(name)]))
 
 
 class _TestsOf:
-    """A plugin of pytest: of all tests those of one algorithm, and none of others whose names contain its name."""
+    """A plugin of pytest that keeps the tests of one algorithm, and not of others whose names contain its name."""
 
     def __init__(self, name: str) -> None:
         self._in_brackets = re.compile(rf"[\[-]{re.escape(name)}[\]-]")
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Keep the tests that have it as a parameter."""
+        """Keep the tests that have the algorithm's name as a parameter."""
         items[:] = [item for item in items if self._in_brackets.search(item.name)]
 
 
@@ -99,7 +99,7 @@ def create(folder: Path) -> None:
     """Make a project in a folder that does not exist yet, whole or not at all.
 
     Raises:
-        EquidpError: the folder exists, its name is no project's, or the disk refuses.
+        EquidpError: the folder exists, its name cannot be a project's, or the disk refuses.
     """
     name = folder.name
     dataset = name.lower().replace("-", "_")

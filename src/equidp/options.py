@@ -1,4 +1,4 @@
-"""Options: building a settings class from what stands in conf, with errors a user can act on."""
+"""Options: building a settings class from values in conf, with errors that a user can act on."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 def _no_truth(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("true and false are not numbers")  # pydantic would take them for 1 and 0
+        raise ValueError("true and false are not numbers")  # pydantic would take these for 1 and 0
     return value
 
 
 Number = Annotated[float, BeforeValidator(_no_truth)]
-"""A number where `Declared` does not look: in a list, or in a block that pydantic chooses by one of its fields."""
+"""A number where `Declared` does not check: in a list, or in a block that pydantic chooses by one of its fields."""
 
 
 MARK = "FROM_CODEBOOK"
-"""Stands in a drafted preset where something has to be declared."""
+"""The mark in a drafted preset where something has to be declared."""
 
 HUGE = 1e12
-"""Beyond what any run needs; a weight must stay a finite number in single precision."""
+"""More than any run needs. There is a limit because a weight must stay a finite number in single precision."""
 
 Positive = Annotated[float, Field(gt=0, le=HUGE)]
 """Bounds, factors and rates."""
@@ -55,15 +55,15 @@ Delta = Annotated[float, Field(gt=0, lt=1), AfterValidator(_with_inverse)]
 
 
 class Declared(BaseModel):
-    """A block of settings; frozen, and refusing names that it does not know.
+    """A block of settings; frozen, and unknown names are refused.
 
-    Called by its name, as in plain Python, it refuses with an `EquidpError`; `model_validate`, which knows no better
-    place than pydantic does, raises pydantic's `ValidationError`.
+    Called by its name, as in plain Python, the class refuses with an `EquidpError`. `model_validate` raises pydantic's
+    `ValidationError`, which its callers turn into a sentence that says where the value is.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    if not TYPE_CHECKING:  # type checkers and editors shall go on knowing the settings' names
+    if not TYPE_CHECKING:  # hidden from type checkers and editors, so that they still know the settings' names
 
         def __init__(self, **given: Any) -> None:
             try:
@@ -73,7 +73,7 @@ class Declared(BaseModel):
                 refuse_unknown(f"setting of {kind.__name__}", given, kind.model_fields)
                 raise not_valid(kind.__name__, error) from error
 
-        # without this pydantic would call it wherever it validates, nested blocks and model_validate included
+        # without this, pydantic would call `__init__` whenever it validates, also for nested blocks and model_validate
         __init__.__pydantic_base_init__ = True
 
     @field_validator("*", mode="before")
@@ -84,38 +84,38 @@ class Declared(BaseModel):
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The types that a setting may have, whatever is said about them besides."""
+    """Return the types that a setting may have, without what `Annotated` says about them."""
     if get_origin(annotation) in (Union, UnionType):
         return {kind for one in get_args(annotation) for kind in _kinds(one)}
     return _kinds(get_args(annotation)[0]) if get_origin(annotation) is Annotated else {annotation}
 
 
 def listed(value: Any) -> Any:
-    """`sex+race` on the command line is the list [sex, race] in a file; one word or number is a list of itself."""
+    """Return a list: `sex+race` on the command line is [sex, race] in a file; a word or number is a list of itself."""
     if isinstance(value, str):
         return [part.strip() for part in value.split("+")]
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def values_of(value: Any) -> list[Any]:
-    """`listed`, of anything: of `true` and a block a list of itself, of nothing an empty one."""
+    """As `listed`, for any value: `true` or a block becomes a list of one, and None an empty list."""
     found = listed(value)
     return list(found) if isinstance(found, list | tuple) else [] if found is None else [found]
 
 
 RATIO = r"^(\d*[1-9]\d*(\.\d+)?|\d+\.\d*[1-9]\d*)x$"
-"""What a ratio to another setting looks like; one of 0 would be no noise."""
+"""The form of a ratio to another setting; 0 is excluded, because it would be no noise."""
 
 Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(listed)]
 """Widths of layers, `64+32` on the command line."""
 
 
 NO_TEXT = frozenset({"yes", "no", "y", "n", "true", "false", "on", "off", "null", "~"})
-"""Words that YAML takes for no text, unless they stand in quotes."""
+"""Words that YAML does not read as text, unless they are in quotes."""
 
 
 def refuse_idle(settings: BaseModel, names: Iterable[str], unless: str) -> None:
-    """Refuse settings that are not their defaults where they change nothing; `unless` says where they would.
+    """Refuse settings that differ from their defaults but change nothing; `unless` says when they would.
 
     Raises:
         ValueError: for such a setting, to be reported by its class.
@@ -126,9 +126,9 @@ def refuse_idle(settings: BaseModel, names: Iterable[str], unless: str) -> None:
 
 
 def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: str) -> Settings:
-    """Build settings from names and values as they stand in conf.
+    """Build settings from names and values as they are in conf.
 
-    `kind` is what one of them is called in an error, such as `data option of dataset 'adult'`.
+    `kind` is the word for one setting in an error, such as `data option of dataset 'adult'`.
 
     Raises:
         EquidpError: an unknown name or a value that is not allowed.
@@ -139,7 +139,7 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
     except ValidationError as error:
         first, why = refusal_of(error)
         place = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":  # below the top
+        if first["type"] == "extra_forbidden":  # an unknown name in a block below the top
             *above, name = first["loc"]
             below = f"{kind}, below {'.'.join(map(str, above))},"
             raise unknown_name(below, name, _names_at(settings, above)) from error
@@ -149,12 +149,12 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
 
 
 def _names_at(kind: type[BaseModel], place: Sequence[str | int]) -> set[str]:
-    """The settings that there are at a place below those of a kind."""
+    """Return the names of the settings at a place inside a settings class."""
     kinds = [kind]
     for part in place:
         fields = (one.model_fields.get(str(part)) for one in kinds)
         below = [found for field in fields if field for found in _kinds_in(field.annotation)]
-        kinds = below or kinds  # else a name that the user gave, a number of a list, or one of several kinds
+        kinds = below or kinds  # without `below`, the part is a user's name, a position in a list, or a kind's tag
     return {name for one in kinds for name in one.model_fields}
 
 
@@ -165,7 +165,7 @@ def _kinds_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def not_valid(place: str, error: ValidationError, *, below: int = 1) -> EquidpError:
-    """What pydantic has against a value, named by its place and so many names below that."""
+    """Build the error for a value that pydantic refuses, named by its place and at most `below` names below that."""
     first, why = refusal_of(error)
     where = ".".join([place, *map(str, first["loc"][:below])])
     given = f"={first['input']!r}" if first["loc"] else ""
@@ -173,15 +173,15 @@ def not_valid(place: str, error: ValidationError, *, below: int = 1) -> EquidpEr
 
 
 def refusal_of(error: ValidationError) -> tuple[ErrorDetails, str]:
-    """The first thing that pydantic has against the values, and why, in a user's words.
+    """Return pydantic's first objection to the values, and the reason in a user's words.
 
-    Where a value may be of several kinds it has something against it for each.
+    If a value may be of several kinds, pydantic has an objection for each kind; the reason has all of them.
     """
     first, *others = error.errors()
     alike = [one for one in others if first["loc"] and one["loc"][:1] == first["loc"][:1]]
     if first["type"] == "greater_than":
         alike = [one for one in alike if one["type"] != "string_type"]  # quotes would not make the number larger
-    # several settings may hold the same small number: what is wrong with all of them is said once
+    # several settings may hold the same small number, so the same reason is given once
     reasons = dict.fromkeys(_reason(one) for one in (first, *(one for one in alike if one["input"] is first["input"])))
     return first, ", or ".join(reasons).replace(", or Input should be ", ", or ")
 
@@ -197,7 +197,7 @@ def _reason(error: ErrorDetails) -> str:
         case "model_attributes_type" | "model_type" | "dict_type" | "mapping_type":
             return "Input should have settings below it, such as name: {...}"
         case "string_type" if isinstance(error["input"], bool | int | float):
-            # common names of classes and categories
+            # a bare word is a common name of a class or category
             bare = "true or yes" if error["input"] is True else "no, off or false"
             why = f" (a bare {bare} is no text in YAML)" if isinstance(error["input"], bool) else ""
             return f"{error['msg']}{why}; put it in quotes"
@@ -210,7 +210,7 @@ def _reason(error: ErrorDetails) -> str:
         case "string_pattern_mismatch" if error["ctx"]["pattern"] == RATIO:
             return "a ratio such as 10x"
         case _:
-            return error["msg"].removeprefix("Value error, ").removesuffix(".")  # the sentence goes on, or ends once
+            return error["msg"].removeprefix("Value error, ").removesuffix(".")  # the caller ends the sentence
 
 
 def as_typed(value: Any) -> str:

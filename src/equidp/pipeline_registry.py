@@ -12,13 +12,13 @@ from equidp.errors import unknown_name
 from equidp.pipelines import audit, evaluation, ingestion, release, reporting, training, tune
 
 DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
-"""What `kedro run` shows, and what `compare` compares: algorithms for every task and grouping."""
+"""Algorithms that `kedro run` and `compare` run; they fit every task and grouping."""
 
 
 class Pipelines(MutableMapping[str, Pipeline]):
     """Pipelines by name; an unknown name is an error that names the nearest.
 
-    Each is built when it is first asked for: all together take a tenth of a second or two, and a run needs one.
+    A pipeline is built when it is first asked for: all together take a tenth of a second or two, and a run needs one.
     """
 
     def __init__(self, builders: Mapping[str, Callable[[], Pipeline]]) -> None:
@@ -27,7 +27,7 @@ class Pipelines(MutableMapping[str, Pipeline]):
     def __getitem__(self, name: str) -> Pipeline:
         if name not in self._builders:
             if name in ALGORITHMS:
-                ALGORITHMS[name]  # of another package, and broken: that is the reason
+                ALGORITHMS[name]  # an algorithm of another package that is broken: this raises the reason
             raise unknown_name("pipeline", name, self)
         if name not in self._built:
             self._built[name] = self._builders[name]()
@@ -85,7 +85,7 @@ class Experiment(Pipeline):
 
 
 def register_pipelines() -> Pipelines:
-    """All pipelines, named without `find_pipelines`: derived names must exist whichever one is asked for."""
+    """Return all pipelines. `find_pipelines` is not used, because names of algorithms must exist in any case."""
     demonstration = partial(Experiment, DEMONSTRATION)
     return Pipelines(
         {name: partial(Experiment, [name]) for name, _ in ALGORITHMS.sound()}

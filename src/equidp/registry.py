@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def installed() -> Any:
-    """The entry points of all packages, read once for all registries: it takes a hundredth of a second."""
+    """The entry points of all packages, read once for all registries, because it takes a hundredth of a second."""
     return entry_points()
 
 
@@ -37,12 +37,13 @@ class Registry(UserDict[str, T]):
     """Classes by the names that users type.
 
     Args:
-        package: where they are.
-        places: per name, module and class below the package, such as `dpsgd:DPSGD`.
-        kind: module and class, below the package, of what all of them are.
+        package: the package that the classes are in.
+        places: by name, module and class below the package, such as `dpsgd:DPSGD`.
+        kind: module and class, below the package, of the base of all classes.
 
-    An installed package adds a class by an entry point, whose group is `package`. A name that is here already stays,
-    and a warning says so. In one process a class is added as to a dictionary: `MODELS["mine"] = Mine`.
+    An installed package adds a class by an entry point, whose group is `package`. If the name is taken here already,
+    equidp's class stays, and a warning says so. In one process a class is added as to a dictionary:
+    `MODELS["mine"] = Mine`.
     """
 
     def __init__(self, package: str, places: Mapping[str, Any], kind: str) -> None:
@@ -68,12 +69,12 @@ class Registry(UserDict[str, T]):
         return found
 
     def place(self, name: str) -> str | None:
-        """Module and class, such as `equidp.algorithms.dpsgd:DPSGD`; None of one that has been imported."""
+        """Module and class, such as `equidp.algorithms.dpsgd:DPSGD`; None if the class has been imported."""
         found = self.data[name]
         return f"{self._package}.{found}" if isinstance(found, str) else None
 
     def package(self, name: str) -> str | None:
-        """The installed package that adds a name; None of equidp's own."""
+        """The installed package that adds a name; None for equidp's own names."""
         return self._added[name][0].package if name in self._added else None
 
     def sound(self) -> Iterator[tuple[str, T]]:
@@ -86,14 +87,14 @@ class Registry(UserDict[str, T]):
                     raise
 
     def _imported(self, name: str, added: list[Added]) -> T:
-        """The class of another package. Raises EquidpError where it cannot be imported, or is no such class."""
+        """The class of another package. Raises EquidpError if it cannot be imported, or is no class of this kind."""
         if len(added) > 1:
             packages = ", ".join(one.package for one in added)
             raise EquidpError(f"{name!r} is added to {self._package} by several packages ({packages}): rename one.")
         where = f"{added[0].place}, which the package {added[0].package} adds as {name!r},"
         try:
             found = pkgutil.resolve_name(added[0].place)
-        except Exception as error:  # whatever that package's code does
+        except Exception as error:  # the package's code may raise anything
             raise EquidpError(
                 f"{where} cannot be imported ({first_line(error)}): correct it, or uninstall that package."
             ) from error

@@ -15,7 +15,7 @@ from kedro.io import DatasetError
 
 from equidp.system import collection, interrupts
 
-interrupts.end_quietly()  # before what takes seconds to import
+interrupts.end_quietly()  # before imports that take seconds
 
 from equidp.algorithms import ALGORITHMS  # noqa: E402
 from equidp.config_loader import EquidpConfigLoader  # noqa: E402
@@ -24,35 +24,35 @@ from equidp.hooks.guard import GuardHook  # noqa: E402
 from equidp.hooks.print import PrintHook  # noqa: E402
 from equidp.hooks.track import TrackHook  # noqa: E402
 
-# A remark to callers, which a user of this project can do nothing about.
+# A remark to callers, about which a user of this project can do nothing.
 warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
 
-# A terminal that has no ε or Δ shows a question mark: it is no reason to lose the end of a run.
+# A terminal without ε or Δ shows a question mark; an error here would lose the end of a run.
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
 
-# A service that closes it, or a window without a console, has none: a progress bar would end the run.
+# A service that closes stderr, or a window without a console, has none, and a progress bar would end the run.
 if sys.stderr is None:
     sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
 
 PIPELINES = (*ALGORITHMS, "ingestion", "audit", "tune", "ledger", "report", "release", "compare", "__default__")
-"""What `register_pipelines` registers."""
+"""Names that `register_pipelines` registers."""
 
 FILTERED_AWAY = ("Pipeline contains no nodes after", "Pipeline does not contain")
-"""How Kedro begins to tell that --tags, --nodes, --from-nodes and the like name what is not there."""
+"""Beginnings of Kedro's messages on --tags, --nodes, --from-nodes and the like that name nothing in the pipeline."""
 
 NOT_IN_CATALOG = ("An exception occurred when parsing config", "'load_versions' keys")
-"""How it begins to tell what is wrong with an entry of the catalog."""
+"""Beginnings of Kedro's messages on a wrong entry of the catalog."""
 
 
 class Session(KedroSession):
-    """Kedro's, which tells of a mistyped node or entry of the catalog in a sentence."""
+    """Kedro's session, with a sentence as the error for a mistyped node or entry of the catalog."""
 
     def run(self, *args: Any, **named: Any) -> Any:
-        """As Kedro's."""
+        """As Kedro's method, with clear errors."""
         _refuse_no_pipeline(click.get_current_context(silent=True))
         # before the pipelines are imported, which takes seconds
-        if project.PACKAGE_NAME == "equidp":  # a package of the user's own has others
+        if project.PACKAGE_NAME == "equidp":  # a package of the user's own has other pipelines
             refuse_unknown("pipeline", named.get("pipeline_names") or (), PIPELINES)
         try:
             with collection.postponed():
@@ -83,14 +83,14 @@ def _refuse_no_pipeline(command: click.Context | None) -> None:
 
 
 HOOKS = (TrackHook(), PrintHook(), GuardHook())
-DISABLE_HOOKS_FOR_PLUGINS = ("kedro-mlflow",)  # where it is still installed: it would open runs of its own
+DISABLE_HOOKS_FOR_PLUGINS = ("kedro-mlflow",)  # if it is installed, it would open runs of its own
 CONFIG_LOADER_CLASS = EquidpConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
     "config_patterns": {"mlflow": ["mlflow*"], "sweeps": ["sweeps*"]},
-    # without this, any file in conf/local would make --params drop the other keys of a block, and an experiment's name
-    # there would drop all else of `tracking`: what opens no run, and where artifacts lie
+    # Without this, --params would drop the other keys of a block if conf/local has any file, and an experiment's name
+    # there would drop all other keys of `tracking`: which pipelines open no run, and where artifacts are
     "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
 }
 SESSION_CLASS = Session

@@ -1,10 +1,10 @@
 """A learning rate and a clip norm to start from, found on a made-up table of the same shape.
 
-The made-up table has what is declared: the columns, their categories, all alike in frequency, and numbers evenly spread
-over their bounds. Its classes follow from random weights, with some chance. A few private trainings with the run's own
-noise and number of steps try rates, and then a tighter bound. The user's table has no part in it, but for its number of
-rows or units where no sizes are declared, which a statement of ε then takes as public. So the search costs no privacy;
-the pair is where to start, not the best.
+The made-up table has the declared columns. Categories are all equally frequent, and numbers are evenly spread over
+their bounds. Classes follow from random weights, with some chance. A few private trainings with the run's own noise and
+number of steps try rates, and then a tighter bound. The user's table is not used, except for its number of rows or
+units where no sizes are declared, which a statement of ε then takes as public. So the search costs no privacy. The pair
+is a start, not the best.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from equidp.tasks import task_of
 from equidp.training import plan_run
 
 RATES = (0.1, 0.3, 1.0, 3.0)
-"""Tried at a clip norm of 1; beyond, it depends on the seed whether a model learns, which made-up rows do not show."""
+"""Rates tried at a clip norm of 1. At larger rates the seed decides whether a model learns, which made-up rows do not
+show."""
+
 TIGHTER = 0.3
-"""The other clip norm, tried at the best rate and at one that is larger by as much."""
+"""The other clip norm. It is tried at the best rate, and at that rate divided by this clip norm."""
+
 ROWS, HELD_OUT = 20_000, 4_000
-"""At most so many rows to train on: the noise and the steps are the run's. And so many to measure on."""
+"""ROWS: the most rows to train on; noise and steps are still the run's. HELD_OUT: rows to measure on."""
 
 CERTAINTY = 4.0
-"""Spread of the scores that the made-up classes are drawn by: 0 is chance alone."""
+"""Spread of the scores from which the made-up classes are drawn; 0 would be chance alone."""
 
 
 def made_up(columns: Mapping[str, Named | Numeric], count: int, seed: int) -> Tensor:
@@ -65,9 +68,9 @@ def _labels(features: Tensor, classes: int) -> Tensor:
 def starting_rate(
     settings: Settings, schema: Schema, columns: Mapping[str, Named | Numeric], units: int
 ) -> tuple[float, float]:
-    """Learning rate and clip norm of `dpsgd` with the lowest loss on made-up rows that it was not trained on.
+    """Return the learning rate and clip norm with which `dpsgd` has the lowest loss on held-out made-up rows.
 
-    Model, noise, steps and batch are the run's; the number of rows, or of protected units, is public.
+    Model, noise, steps and batch are the run's. `units`, the number of rows or of protected units, is public.
     """
     units = max(settings.training.batch_size, round(units * (1 - settings.data.test_fraction)))
     algorithm = algorithm_settings("dpsgd", {}).build()

@@ -52,5 +52,5 @@ def test_products_are_counted(parts: Split) -> None:
 
 
 def test_an_unknown_grouping_is_named(parts: Split) -> None:
-    with pytest.raises(EquidpError, match=r"Unknown grouping of dataset 'zoo' 'sise'\. Did you mean 'size'"):
+    with pytest.raises(EquidpError, match=r"Unknown grouping of dataset 'zoo': 'sise'\. Did you mean 'size'"):
         group_table(parts, ["sise"])

@@ -278,8 +278,8 @@ def preset():
         ({"checkpoint_every": 1}, r"Unknown setting 'checkpoint_every'\. Did you mean 'training\.checkpoint_every'\?$"),
         ({"dpsgd.clip_norm": 3}, r"Unknown setting 'dpsgd\.clip_norm'\. Did you mean 'dpsgd\.options\.clip_norm'\?"),
         ({"dpsgd.options.clip_norm": -1}, r"dpsgd.options.clip_norm=-1 is not valid"),
-        ({"model.options.widht": 3}, r"Unknown option of model 'logistic' 'widht'"),
-        ({"data.options.verfy": False}, r"Unknown data option of dataset 'digits' 'verfy'. Did you mean 'verify'\?"),
+        ({"model.options.widht": 3}, r"Unknown option of model 'logistic': 'widht'"),
+        ({"data.options.verfy": False}, r"Unknown data option of dataset 'digits': 'verfy'. Did you mean 'verify'\?"),
         ({"model.name": "logistc"}, r"Unknown model 'logistc'. Did you mean 'logistic'\?"),
         ({"training.optimizer": "adm"}, r"Unknown training.optimizer 'adm'. Did you mean 'adam'\?"),
         ({"training.averag": 0.9}, r"Unknown setting 'training\.averag'\. Did you mean 'training\.average'\?"),
@@ -313,18 +313,18 @@ def preset():
         ({"resume": "perhaps"}, r"resume='perhaps': give true or false"),
         (
             {"privacy.unit": "unit"},
-            r"Unknown value of privacy.unit for source 'digits' 'unit'\. Valid: image, record\.",
+            r"Unknown value of privacy.unit for source 'digits': 'unit'\. Valid: image, record\.",
         ),
         (
             {"privacy.unit": "recrod"},
-            r"Unknown value of privacy.unit for source 'digits' 'recrod'. Did you mean 'record'",
+            r"Unknown value of privacy.unit for source 'digits': 'recrod'. Did you mean 'record'",
         ),
         (
             {"privacy.secure": True, "data.membership": "strata"},
             r"data\.membership=strata: one record more .* take data\.membership=hash, or .* data\.accept_strata=true",
         ),
         ({"data.id": "number"}, r"data\.id=number: every record of source 'digits' has an identity already"),
-        ({"data.split_by": "lesion"}, r"Unknown value of data.split_by for source 'digits' 'lesion'\."),
+        ({"data.split_by": "lesion"}, r"Unknown value of data.split_by for source 'digits': 'lesion'\."),
     ],
 )
 def test_a_bad_value_is_one_sentence(preset, params, message):
@@ -344,7 +344,7 @@ def test_a_run_with_a_bad_setting_leaves_nothing(project):
     ("pipeline", "params", "message"),
     [
         ("dpsgd_g", {}, r"Unknown pipeline 'dpsgd_g'. Did you mean 'dpsgd_f'\?"),
-        ("dpsgd", {"data.groups": "sex"}, r"Unknown grouping of dataset 'digits' 'sex'"),
+        ("dpsgd", {"data.groups": "sex"}, r"Unknown grouping of dataset 'digits': 'sex'"),
         ("dpsgd", {"training.batch_size": 5000}, r"training.batch_size=5000 exceeds the 13\d\d training records"),
         ("dpsgd", {"training.epochs": 10**30}, r"epochs of 13\d\d records .* which would not end: lower training"),
         ("dpsgd", {"dataset": "adult"}, r"adult\.data"),

@@ -209,7 +209,7 @@ def test_features_that_would_not_fit_are_refused(monkeypatch) -> None:
     ("name", "given", "message"),
     [
         ("scater", {}, r"Unknown features 'scater'\. Did you mean 'scatter'"),
-        ("scatter", {"scale": 2}, r"Unknown option of features 'scatter' 'scale'\. Did you mean 'scales'"),
+        ("scatter", {"scale": 2}, r"Unknown option of features 'scatter': 'scale'\. Did you mean 'scales'"),
         ("network", {"network": RESNET, "weights": "/no/file.safetensors"}, r"/no/file\.safetensors does not exist"),
     ],
 )

@@ -173,7 +173,7 @@ def test_small_images_are_padded_around_their_centre_and_large_ones_left_alone()
     ("name", "dataset", "given", "message"),
     [
         ("logistik", "digits", {}, r"Unknown model 'logistik'\. Did you mean 'logistic'"),
-        ("mlp", "digits", {"hiden": [3]}, r"Unknown option of model 'mlp' 'hiden'\. Did you mean 'hidden'"),
+        ("mlp", "digits", {"hiden": [3]}, r"Unknown option of model 'mlp': 'hiden'\. Did you mean 'hidden'"),
         (
             "mlp",
             "digits",

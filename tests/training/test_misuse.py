@@ -220,7 +220,7 @@ def test_what_comes_and_goes_by_turns_is_tried_once(monkeypatch: pytest.MonkeyPa
         trainer.run_steps(1)
 
 
-def test_a_hook_that_watches_may_be_added_between_steps() -> None:
+def test_a_hook_that_watches_may_be_added_between_steps(caplog: pytest.LogCaptureFixture) -> None:
     """It is tried like the layers, and so are the next steps with it and without."""
     one, other, seen = trainer_of(), trainer_of(), list[float]()
     one.run_steps(6)
@@ -230,6 +230,7 @@ def test_a_hook_that_watches_may_be_added_between_steps() -> None:
     assert seen
     hook.remove()
     other.run_steps(2)
+    assert caplog.text.count("So the model is tried again") == 1
     assert torch.equal(one.engine.flatten(), other.engine.flatten())
 
 

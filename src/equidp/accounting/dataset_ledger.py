@@ -189,7 +189,10 @@ class DatasetLedger:
         except Timeout as error:
             raise EquidpError(f"{self.path} is held by another run for {SECONDS} s: try again.") from error
         except OSError as error:
-            raise storage_error(self.path, error) from error
+            raise EquidpError(
+                f"{storage_error(self.path, error).message} This file counts what was made of the data set, and one in "
+                "another folder would count from 0: let it be written here."
+            ) from error
 
     def _refuse_beyond(self, before: Sequence[Entry], more: Sequence[Entry], delta: float, limit: float) -> None:
         spent, then = total_epsilon(before, delta), total_epsilon([*before, *more], delta)

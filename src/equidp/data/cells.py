@@ -1,4 +1,4 @@
-"""Cells of a table: what is missing, which category or number a cell is, and which two texts look alike."""
+"""Cells of a table: whether a cell is missing, which category or number it is, and whether two texts look alike."""
 
 from __future__ import annotations
 
@@ -21,39 +21,40 @@ from equidp.errors import EquidpError, listed_names, missing_column, shortened, 
 
 UNKNOWN = "unknown"
 MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "\\n", "none", UNKNOWN})
-"""What tables write for a missing value, compared in lower case."""
+"""Texts that tables write for a missing value, compared in lower case."""
 
 NUMERAL = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,9}))?")
 
 NUMBER = re.compile(r"0|(-?\d+)e(?:(\d{1,3})|-?\d+)")
-"""How `looks_as_id` writes a number."""
+"""The form in which `looks_as_id` writes a number."""
 
 SHOWN = 5
 """Number of further invalid values that a message names."""
 
 SEVERAL = -2
-"""Position of a number that several declared categories are."""
+"""Position of a cell that may be one of several declared categories."""
 
 LINE, ROW, SENT = "line {}", "row {} (the first below the header is 1)", "row {} of those sent (the first is 0)"
 """Names of a table's index, which say how its rows are counted."""
 
 WHOLE = 2.0**53
-"""From here on neighbouring whole numbers are one float."""
+"""From here on, neighbouring whole numbers can be the same float."""
 
 
 class RefusedCellsError(EquidpError):
-    """Cells that break their column's declaration. The message tells of the first one, and what the others hold.
+    """Cells that break their column's declaration. The message is about the first one, and names values of others.
 
     Args:
-        said: the sentence on one cell alone, by its position.
+        column: the column.
+        said: returns the sentence on one cell alone, by its position.
         bad: boolean `[N]`, which cells are refused.
-        more: what the message says after the sentence on the first one.
+        more: text after the sentence on the first cell.
     """
 
     def __init__(self, column: pd.Series, said: Callable[[int], str], bad: np.ndarray, more: str = "") -> None:
         self._labels, self._said, self._bad = column.index, said, np.flatnonzero(bad).tolist()
         self.missing = _is_absent(column.iloc[self._bad[0]], {""})
-        """Whether the first one is empty."""
+        """Whether the first refused cell is empty."""
         super().__init__(said(self._bad[0]) + more)
 
     def each(self) -> dict[Any, str]:
@@ -62,7 +63,7 @@ class RefusedCellsError(EquidpError):
 
 
 def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
-    """Raises EquidpError where columns do not exist; the message names them, the file and what is nearest the first."""
+    """Raise EquidpError where columns do not exist; the message names them, the file and the nearest existing name."""
     missing = [name for name in dict.fromkeys(names) if name not in frame.columns]
     if missing:
         raise missing_column(where, missing[0], map(str, frame.columns), missing[1:])
@@ -73,12 +74,13 @@ def cells(
     missing: Collection[str] | Mapping[str, Collection[str]] = (),
     numeric: Collection[str] = (),
 ) -> pd.DataFrame:
-    """The table with stripped text; numbers and truth values keep their type, so `010` is not 10.
+    """Return the table with stripped text; numbers and truth values keep their type, so `010` is not 10.
 
     Args:
+        frame: the table.
         missing: further texts, or numbers as text, that mean a missing value: in every column, or by the column's name.
-        numeric: columns of numbers, in which `-1.0` is -1 as text, too: where types are guessed, one row makes text of
-            a whole column, and others must not be missing, or not, for that.
+        numeric: columns of numbers, in which the text `-1.0` counts as -1 too. Where types are guessed, one row can
+            turn a whole column into text, and this must not decide which other cells are missing.
     """
 
     def column(one: pd.Series) -> pd.Series:
@@ -97,13 +99,13 @@ def cells(
 
 
 def absent(column: pd.Series, names: Iterable[str] = ()) -> np.ndarray:
-    """Boolean `[N]`: which cells are missing. `names` are declared, and never missing."""
+    """Boolean `[N]`: which cells are missing. A declared name, one of `names`, is never missing."""
     missing = MISSING - {name.lower() for name in names}
     return np.array([_is_absent(value, missing) for value in column.to_numpy(dtype=object)], dtype=bool)
 
 
 def row_of(index: pd.Index, label: object) -> str:
-    """A row for a message, in the way that the name of the table's index says."""
+    """A row for a message, counted as the name of the table's index says."""
     counted = index.name if index.name in (LINE, ROW, SENT) else "row {} (of the table's index)"
     return str(counted).format(label)
 
@@ -119,13 +121,13 @@ def composed(name: object) -> str:
 
 
 def looks(name: str) -> str:
-    """What a person sees of a text: compatible signs as one (NFKC), blanks as one, no signs without a width."""
+    """Return what a person sees of a text: compatible signs as one (NFKC), blanks as one, no signs without a width."""
     shown = (sign for sign in unicodedata.normalize("NFKC", name) if unicodedata.category(sign) != "Cf")
     return " ".join("".join(shown).split())
 
 
 def looks_as_id(name: str, decimal: str = ".") -> str:
-    """`looks`, and one text for every way to write a number: `017`, `17.0` and `1.7e1` are 17."""
+    """As `looks`, with one text for all ways to write a number: `017`, `17.0` and `1.7e1` are 17."""
     shown = looks(name)
     found = NUMERAL.fullmatch(shown.replace(decimal, "."))
     if found is None or not (found[2] or found[3]):
@@ -137,7 +139,7 @@ def looks_as_id(name: str, decimal: str = ".") -> str:
 
 
 def as_number(name: str) -> str:
-    """A number in one way, a whole one by its digits: `007` and `7.0` are `7`. Other text is as it is."""
+    """Write a number in one way, a whole number by its digits: `007` and `7.0` are `7`. Other text stays as it is."""
     shown = looks_as_id(name)
     found = NUMBER.fullmatch(shown)
     if found is None:
@@ -146,10 +148,10 @@ def as_number(name: str) -> str:
 
 
 def refuse_alike(names: Iterable[str], kind: str) -> None:
-    """Refuse two names that are one, or that a person cannot tell apart.
+    """Refuse two names that are the same, or that a person cannot tell apart.
 
     Raises:
-        ValueError: for such names, to be reported by the settings class; `kind` is what they are.
+        ValueError: for such names, to be reported by the settings class; `kind` is the word for them.
     """
     seen: dict[str, str] = {}
     for name in names:
@@ -168,18 +170,21 @@ def codes(
     values: Mapping[str, Sequence[str]] | None = None,
     otherwise: str = "",
 ) -> Tensor:
-    """Position of each cell in the declared categories, int64 `[N]`.
+    """Return the position of each cell in the declared categories, int64 `[N]`.
 
     Text is compared as written. A number or a truth value, as a typed table has them, is compared by value. A float of
-    2⁵³ or more stands for several whole numbers, so that it is none of them.
+    2⁵³ or more stands for several whole numbers, so it is taken for none of them.
 
     Args:
-        values: what the table holds for each category; the category itself where it is not named.
-        otherwise: what else can be done about an undeclared value.
+        column: the cells.
+        categories: declared names, in order.
+        where: the table, for messages.
+        values: the texts that the table holds for each category. A category that is not named here is its own text.
+        otherwise: what else can be done about an undeclared value, for messages.
 
     Raises:
-        EquidpError: an undeclared value, or a number that is two of the texts, as 10 is `10` and `010`; the message
-            names file, row and column.
+        EquidpError: an undeclared value, or a number that can be two of the texts, as 10 can be `10` and `010`; the
+            message names file, row and column.
     """
     declared = _Texts([(text, i) for i, name in enumerate(categories) for text in (values or {}).get(name, (name,))])
     found = np.array([declared.position(value) for value in column.to_numpy(dtype=object)], dtype=np.int64)
@@ -207,7 +212,7 @@ def codes(
 
 
 class _Texts:
-    """What a table may hold for the declared categories: each text and its category's position."""
+    """The texts that a table may hold for the declared categories, each with its category's position."""
 
     def __init__(self, written: Sequence[tuple[str, int]]) -> None:
         self.texts = [text for text, _ in written]
@@ -221,7 +226,7 @@ class _Texts:
                 self._by_number[number] = i if self._by_number.get(number, i) == i else SEVERAL
 
     def position(self, value: Any) -> int:
-        """The category that a cell is, `SEVERAL` if it may be more than one, -1 if it is none."""
+        """Return the position of a cell's category; `SEVERAL` if it may be more than one, -1 if it is none."""
         if isinstance(value, str):
             return self._by_text.get(composed(value), -1)
         if isinstance(value, bool | np.bool_):
@@ -234,7 +239,7 @@ class _Texts:
         return -1 if _is_absent(value, MISSING) else self._by_text.get(composed(value), -1)
 
     def alike(self, value: Any) -> list[str]:
-        """The texts that a number or a truth value may be, in floating point."""
+        """Return the texts that a number, in floating point, or a truth value may stand for."""
         if isinstance(value, bool | np.bool_):
             return [text for text in self.texts if text.lower() == str(value).lower()]
         numbered = ((text, number_in(text)) for text in self.texts)
@@ -244,14 +249,18 @@ class _Texts:
 def numbers(
     column: pd.Series, minimum: float, maximum: float, where: str, *, clip: bool = False, otherwise: str = ""
 ) -> Tensor:
-    """The column as float64 `[N]`.
+    """Return the column as float64 `[N]`.
 
     Args:
-        clip: a number beyond a bound becomes the bound.
-        otherwise: what else can be done about an invalid value.
+        column: the cells.
+        minimum: lower bound.
+        maximum: upper bound.
+        where: the table, for messages.
+        clip: whether a number beyond a bound becomes the bound.
+        otherwise: what else can be done about an invalid value, for messages.
 
     Raises:
-        EquidpError: a cell that is no finite number, or lies outside the declared bounds.
+        EquidpError: a cell is no finite number, or is outside the declared bounds.
     """
     values = as_numbers(column)
     good = np.isfinite(values) & (clip | ((values >= minimum) & (values <= maximum)))
@@ -272,9 +281,9 @@ def numbers(
 
 
 def as_numbers(column: pd.Series) -> np.ndarray:
-    """The column as float64 `[N]`, NaN where a cell is no number."""
+    """Return the column as float64 `[N]`, NaN where a cell is no number."""
     read = None
-    with contextlib.suppress(OverflowError):  # of a whole number beyond every float
+    with contextlib.suppress(OverflowError):  # raised for a whole number beyond every float
         read = pd.to_numeric(column, errors="coerce")
     if read is None or read.dtype.kind == "c":
         read = pd.to_numeric(_each(column, lambda value: None if _beyond(value) else value), errors="coerce")
@@ -282,17 +291,17 @@ def as_numbers(column: pd.Series) -> np.ndarray:
 
 
 def _beyond(value: object) -> bool:
-    """Whether a float would not hold it: too large, or with an imaginary part, which would be left out in silence."""
+    """Whether a float cannot hold a value: it is too large, or has an imaginary part, which would be lost silently."""
     return isinstance(value, complex | np.complexfloating) or (
         isinstance(value, int) and value.bit_length() > sys.float_info.max_exp
     )
 
 
 def with_points(column: pd.Series, decimal: str, thousands: str, where: str) -> pd.Series:
-    """Numbers in text, written with these signs, as Python writes them.
+    """Return the column with numbers in text, written with these signs, as Python writes them.
 
     Raises:
-        EquidpError: a number that is written in another way; read on, it could be another number.
+        EquidpError: a number is written in another way. If it were accepted, it could be read as another number.
     """
     group = rf"\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+|" if thousands else ""
     wanted = re.compile(rf"[+-]?(?:{group}\d+)?(?:{re.escape(decimal)}\d*)?(?:[eE][+-]?\d+)?")
@@ -317,7 +326,7 @@ def with_points(column: pd.Series, decimal: str, thousands: str, where: str) -> 
 
 
 def number_in(text: str) -> Decimal | None:
-    """The finite number that a text is, exactly; None where it is none."""
+    """Return the exact finite number that a text is; None if it is none."""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -326,7 +335,7 @@ def number_in(text: str) -> Decimal | None:
 
 
 def _others(invalid: pd.Series, named: object, what: str) -> str:
-    """A further sentence on the distinct values beside the one that is named, so that one run finds all; or nothing."""
+    """Return a sentence that names the other invalid values, so that one run finds all; empty if there are none."""
     texts = list(dict.fromkeys(as_written(value) for value in invalid if not _is_absent(value, {""})))
     others = [text for text in texts if text != as_written(named)]
     more = f" and {len(others) - SHOWN:,} more" if len(others) > SHOWN else ""
@@ -344,7 +353,7 @@ def _each(column: pd.Series, change: Any) -> pd.Series:
 
 
 def _key(value: Any, *, by_value: bool) -> Any:
-    """A cell in a form that compares by value; text only where it is asked for, and is a number."""
+    """Return a cell in a form that compares by value. Text does so only with `by_value`, and if it is a number."""
     if isinstance(value, bool | np.bool_) or (isinstance(value, str) and not by_value):
         return value
     number = number_in(str(value))
@@ -352,7 +361,7 @@ def _key(value: Any, *, by_value: bool) -> Any:
 
 
 def _is_absent(value: object, missing: Collection[str]) -> bool:
-    """Whether a cell is empty: a text among `missing`, or what tables and databases have for nothing."""
+    """Whether a cell is empty: a text among `missing`, or a value that tables and databases use for nothing."""
     if isinstance(value, str):
         return value.lower() in missing
     return value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value))

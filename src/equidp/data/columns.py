@@ -29,7 +29,7 @@ from equidp.options import Number
 
 
 class Plain(BaseModel):
-    """A block that pydantic chooses by its `kind`, which `Declared` cannot be."""
+    """The base of blocks that pydantic chooses by their `kind`; `Declared` cannot be one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,12 +38,12 @@ class Named(Plain):
     """A column whose values have names: categories as they are, names for values, or bands of a number.
 
     Attributes:
-        column: the column it reads; the declaration's own name where empty.
-        categories: names in order, as the column holds them; or of the names of `map`, or of the bands of `edges`.
+        column: the column to read; the declaration's own name where empty.
+        categories: names in order: the column's own values, or names of `map`, or names for the bands of `edges`.
         map: for each name the values of the column that it stands for, such as `male: [A91, A93]`.
         edges: for numbers: where one band ends and the next begins.
         minimum, maximum: bounds of these numbers.
-        clip: a number beyond them counts as the bound, instead of being an error.
+        clip: a number beyond the bounds counts as the bound, instead of being an error.
         unknown: missing values are a category of their own, `unknown`, instead of being an error.
     """
 
@@ -88,7 +88,7 @@ class Named(Plain):
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Texts that are declared, and so are never missing."""
+        """Declared texts, which therefore never mean a missing value."""
         written = () if self.edges else self.categories or tuple(self.map)
         return tuple(text for name in written for text in self.map.get(name, (name,)))
 
@@ -102,7 +102,7 @@ class Named(Plain):
         return ids
 
     def missed(self, column: pd.Series) -> np.ndarray:
-        """Boolean `[N]`: the missing values for which nothing is declared."""
+        """Boolean `[N]`: missing values for which nothing is declared."""
         return np.zeros(len(column), dtype=bool) if self.unknown else absent(column, self.values)
 
     def encoded(self, column: pd.Series, where: str) -> Tensor:
@@ -132,7 +132,7 @@ class Named(Plain):
 
     @property
     def _otherwise(self) -> str:
-        """What else can be done about an invalid value: of a feature, said where the table is read."""
+        """What else can be done about an invalid value. For features it is empty, and said where the table is read."""
         return ""
 
 
@@ -175,7 +175,7 @@ class Bounded(Plain):
         """The numbers within their bounds, float64 `[N]`.
 
         Raises:
-            EquidpError: one that is none, or lies beyond the bounds and is not to be clipped.
+            EquidpError: a cell is no number, or is beyond the bounds without `clip`.
         """
         return numbers(column, self.minimum, self.maximum, where, clip=self.clip)
 
@@ -184,7 +184,7 @@ class Numeric(Bounded):
     """A feature with declared bounds, scaled to 0..1 by them.
 
     Attributes:
-        column: the column it reads; the feature's own name where empty.
+        column: the column to read; the feature's own name where empty.
         missing: the number that stands for a missing one; a second feature then tells which were missing.
     """
 
@@ -220,7 +220,7 @@ class Numeric(Bounded):
 
 
 class OfGroup(Plain):
-    """A feature that is one of the declared groupings, one-hot: a sensitive column, asked for by name.
+    """A feature that is one of the declared groupings, one-hot: a sensitive column that is asked for by name.
 
     Attributes:
         group: the grouping; the feature's own name where empty.
@@ -242,10 +242,10 @@ def beyond(column: pd.Series, declared: Named | Bounded) -> np.ndarray:
 
 
 def refuse_guessed(column: pd.Series, declared: Named | Numeric, thousands: str, where: str) -> None:
-    """Refuse what guessing the types of a csv file may have changed: `NA` into a missing value, `1.234` into 1.234.
+    """Refuse cells that guessing the types of a csv file may have changed: `NA` to a missing value, `1.234` to 1.234.
 
     Raises:
-        EquidpError: such a cell in a column where the text is declared as something else.
+        EquidpError: there is such a cell in a column where this text is declared as something else.
     """
     cells = column.to_numpy(dtype=object)
     floats = np.array([isinstance(cell, float) for cell in cells], dtype=bool)
@@ -285,7 +285,7 @@ def encode(frame: pd.DataFrame, columns: Mapping[str, Named | Numeric], where: s
 
 
 def refused_in(checks: Iterable[tuple[pd.Series, Callable[[pd.Series], object]]]) -> dict[Any, str]:
-    """By their labels the rows that are refused, each with the sentence of the first column that is refused for it."""
+    """Return, by its label, each refused row, with the sentence of the first column that is refused for it."""
     found: dict[Any, str] = {}
     for column, check in checks:
         try:

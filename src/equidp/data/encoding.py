@@ -1,4 +1,4 @@
-"""Encoding: from raw files to Records, once per raw files, options and code.
+"""Encoding: from raw files to Records, done once for the same raw files, options and code.
 
 `encode` stores encoded records in a folder. The file's name is a digest of everything the records depend on. Any change
 changes the name, so records of other settings are never used.
@@ -39,13 +39,16 @@ def encode(
     catalog: Callable[[str], Any] | None = None,
     before: Callable[[], None] | None = None,
 ) -> tuple[Records, dict[str, Any]]:
-    """A dataset's records by its declared schema, and where they came from (JSON types).
+    """Return a dataset's records by its declared schema, and where they came from (JSON types).
 
     Args:
-        dataset: the name that the user gave them: a source such as `csv` may have many datasets.
+        dataset: the user's name of the dataset: a source such as `csv` may have many datasets.
+        source_name: registry name of the source.
+        options: `data.options`.
+        raw_folder: where raw files are looked for.
         cache: folder where encoded records are stored.
         catalog: loads an entry of the Kedro catalog.
-        before: called before raw files are read; not where the records are stored already.
+        before: called before raw files are read, but not if the records are stored already.
 
     Raises:
         EquidpError: a file is missing or not as declared, or a record has a feature that is not finite.
@@ -54,7 +57,7 @@ def encode(
     chosen.catalog = catalog
     files = chosen.locate(raw_folder)
     facts = {"dataset": dataset, "source": source_name, "options": dict(options), "version": __version__}
-    # unsorted: the order of declared columns is that of the features
+    # not sorted, because the order of declared columns is the order of the features
     code = _code_digest(chosen)
     text = json.dumps({**facts, "encoding": [ENCODING, code], "raw": files.fingerprint})
     key = hashlib.sha256(text.encode()).hexdigest()
@@ -70,13 +73,13 @@ def encode(
         return _finite(replace(records, schema=replace(records.schema, name=dataset)))
 
     records = kept(cache, key, made)
-    for remark in records.remarks:  # of kept records too
+    for remark in records.remarks:  # also for kept records
         logger.warning("%s", remark)
     return records, {**provenance, "remarks": list(records.remarks)}
 
 
 def kept(cache: Path, key: str, make: Callable[[], Records]) -> Records:
-    """The records stored in `cache` under a digest; if there are none, they are made and stored."""
+    """Return the records stored in `cache` under a digest; if there are none, they are made and stored."""
     path = cache / f"{key[:16]}.safetensors"
     if not path.exists():
         storage.save(make(), path)
@@ -84,7 +87,7 @@ def kept(cache: Path, key: str, make: Callable[[], Records]) -> Records:
 
 
 def _finite(records: Records) -> Records:
-    """Return the records; refuse a feature that is not finite, as its record would silently get the weight 0."""
+    """Return the records. Refuse a feature that is not finite, because its record would silently get the weight 0."""
     if records.features.is_floating_point():
         finite = records.features.flatten(1).isfinite().all(1)
         if not finite.all():
@@ -96,7 +99,7 @@ def _finite(records: Records) -> Records:
 
 
 def _code_digest(chosen: Source) -> str:
-    """Digest of the modules that define a source's class, and of what reads for it: then it is encoded again."""
+    """Digest of the modules that define a source's class, and of its `reader`; a change encodes the records anew."""
     kinds = [kind for kind in type(chosen).__mro__ if issubclass(kind, Source)]
     return hashlib.sha256(b"".join([*map(_module_code, kinds), chosen.reader.encode()])).hexdigest()
 
@@ -104,5 +107,5 @@ def _code_digest(chosen: Source) -> str:
 def _module_code(kind: type) -> bytes:
     try:
         return Path(inspect.getfile(kind)).read_bytes()
-    except (OSError, TypeError):  # written in a notebook: nobody can tell whether it was edited
+    except (OSError, TypeError):  # a class of a notebook: nobody can tell whether it was edited
         return secrets.token_bytes()

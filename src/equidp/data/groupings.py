@@ -32,16 +32,16 @@ from equidp.errors import UNSHOWN, EquidpError
 from equidp.options import Declared
 
 CUT_OFF = re.compile(r"-?\d([.,]\d+)?[eE]\+\d+")
-"""A long number as spreadsheets write it, with its last digits gone."""
+"""A long number as spreadsheets write it, without its last digits."""
 
 DASH = re.compile("[\u2010-\u2015\u2212]")
 
 SPELLING = 3
-"""Increase it with every change of what `id_names` makes of an id: its person may then be in another part."""
+"""Increase it with every change of how `id_names` spells ids, because a person may then be in another part."""
 
 
 def check_shown(names: Iterable[str]) -> None:
-    """Refuse names with control characters: a table, a page or a terminal would show something else.
+    """Refuse names with control characters, because a table, a page or a terminal would show something else.
 
     Raises:
         ValueError: for such a name, to be reported by the settings class.
@@ -52,7 +52,7 @@ def check_shown(names: Iterable[str]) -> None:
 
 
 class Grouping(Named, Declared):
-    """One declared grouping; `Named` says how."""
+    """One declared grouping, declared as a `Named` column."""
 
     @model_validator(mode="after")
     def _shown(self) -> Grouping:
@@ -92,10 +92,18 @@ def unit_ids(names: pd.Series) -> Tensor:
 def owners(
     frame: pd.DataFrame, unit: str, own: str, where: str, *, guessed: bool = False, decimal: str = "."
 ) -> dict[str, Any]:
-    """`unit`, `unit_identity` and `identity` of Records by two columns of a table; an empty name is no column.
+    """Return `unit`, `unit_identity` and `identity` of Records from two columns of a table.
+
+    Args:
+        frame: the table.
+        unit: column of the units' ids; empty for none.
+        own: column of the rows' own ids; empty for none.
+        where: the table, for messages.
+        guessed: as of `id_names`.
+        decimal: as of `id_names`.
 
     Raises:
-        EquidpError: as `id_names`, which says what `guessed` and `decimal` are.
+        EquidpError: as `id_names`.
     """
     found: dict[str, Any] = {}
     if unit:
@@ -107,9 +115,9 @@ def owners(
 
 
 def nearly_alike(column: pd.Series) -> int:
-    """How many ids differ from an earlier one in capital letters or dashes alone.
+    """Count the ids that differ from an earlier one only in capital letters or dashes.
 
-    They are not refused: ids of random letters may.
+    They are not refused, because ids of random letters may differ so.
     """
     ids = column.drop_duplicates().map(lambda name: looks(str(name))).drop_duplicates()
     return int(ids.map(lambda name: DASH.sub("-", name.casefold())).duplicated().sum())
@@ -118,21 +126,24 @@ def nearly_alike(column: pd.Series) -> int:
 def id_names(
     column: pd.Series, where: str, of: str = "unit", *, guessed: bool = False, decimal: str = "."
 ) -> pd.Series:
-    """A column's ids, each in one spelling, `of` says whose ids they are, for messages.
+    """Return a column's ids, each in one spelling.
 
-    Accents are written in one way; otherwise one person could be two units, and have twice the influence. So are whole
-    numbers of a typed table: pandas makes floats of them if one is missing, a writer of parquet gives decimals the
-    places that the longest one needs, and one row would rename everybody.
+    Accents are written in one way; otherwise one person could be two units, and have twice the influence. Whole numbers
+    of a typed table are written in one way too, because otherwise one row could rename everybody: pandas turns them
+    into floats if one is missing, and a writer of parquet gives all decimals the places that the longest one needs.
 
     Args:
-        guessed: whether types were guessed column by column. Then numbers in text are written in one way, too: whether
-            `007` is text or 7 depends on the other rows.
-        decimal: the table's decimal sign, by which ids are compared as numbers; names keep theirs.
+        column: the ids.
+        where: the table, for messages.
+        of: whose ids they are, for messages.
+        guessed: whether types were guessed column by column. Then numbers in text are written in one way too, because
+            the other rows decide whether `007` is text or 7.
+        decimal: the table's decimal sign, for comparing ids as numbers. Names keep this sign.
 
     Raises:
         EquidpError: a row has no id, or a long id that a spreadsheet or a float shortened: rows of many persons would
-            then be protected as one person. Or two ids look alike, or are one number, such as `17` and `17.0`: one
-            person may have both.
+            then be protected as one person. Or two ids look alike, or are the same number, such as `17` and `17.0`:
+            one person may have both.
     """
     if (gone := absent(column)).any():
         raise EquidpError(

@@ -27,14 +27,15 @@ OTHER_SUFFIXES = (
     ".avif", ".bmp", ".dcm", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".mha", ".nii", ".nii.gz", ".nrrd",
     ".pbm", ".pgm", ".ppm", ".svs", ".tga", ".tif", ".tiff", ".webp",
 )  # fmt: skip
-"""Of images too, which are not read."""
+"""Suffixes of images that are not read."""
 DEEP_MODES = ("I", "F")
-"""How Pillow calls more than eight bits per channel, or begins to (`I;16`)."""
+"""Beginnings of Pillow's modes with more than eight bits per channel, such as `I;16`."""
 DEEP_SIGN = ";16"
-"""And how it calls them where it opens them as eight: a colour image of twelve bits would come out nearly black."""
+"""Pillow's sign for such images that it opens with eight bits: a colour image of twelve bits would be nearly black."""
 
 FORMATS = ("JPEG", "PNG")
-"""What is decoded, whatever the name says: Pillow goes by content, and has Ghostscript run PostScript."""
+"""The formats that are decoded, whatever the file's name says: Pillow goes by content, and would let Ghostscript run
+PostScript."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_SD = (0.229, 0.224, 0.225)
@@ -52,7 +53,7 @@ def decode_all(
     """Decode and resize images in parallel, uint8 `[count, channels, side, side]`.
 
     Args:
-        images: what to decode; may be a stream, of which only a window is held in memory.
+        images: the images to decode; may be a stream, of which only a window is held in memory.
         channels: 3, or 1 for grey.
         crop: keep the aspect ratio and cut off the edges, instead of squeezing the whole image.
 
@@ -79,7 +80,7 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
     try:
         with Image.open(encoded if isinstance(encoded, Path) else io.BytesIO(encoded), formats=FORMATS) as opened:
             if opened.mode.startswith(DEEP_MODES) or any(DEEP_SIGN in str(tile.args) for tile in opened.tile):
-                # Pillow would cut off at 255 and leave a white image; how to scale depends on what the device wrote
+                # Pillow would cut values off at 255 and leave a white image; the right scale depends on the device
                 raise EquidpError(f"Image {name} has more than 8 bits per channel; scale it to 8 and save it again.")
             image: Image.Image = opened.convert("RGB" if channels == 3 else "L")
     except UNREADABLE as error:
@@ -93,16 +94,16 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
 
 
 def decoder() -> str:
-    """What decodes and resizes: of another version, or built with another library, pixels may differ in a last bit."""
+    """Versions of the libraries that decode and resize. With other versions, pixels may differ in a last bit."""
     libraries = (f"{name} {features.version(name)}" for name in ("libjpeg_turbo", "jpg", "zlib"))
     return ", ".join((f"Pillow {PIL.__version__}", *libraries))
 
 
 def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
-    """All JPEG and PNG files (or those of other kinds) below a folder, those of linked folders too, in a fixed order.
+    """Return all image files with these suffixes below a folder and its linked folders, in a fixed order.
 
     Raises:
-        EquidpError: one is a broken link, or not a regular file (reading a pipe would wait for ever), or a folder
+        EquidpError: a file is a broken link, or not a regular file (reading a pipe would wait for ever), or a folder
             cannot be read.
     """
     found = [path for path in files_below(folder) if _is_of(path, suffixes)]
@@ -124,12 +125,12 @@ def _is_of(path: Path, suffixes: tuple[str, ...]) -> bool:
 
 
 def load_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Arrays of an npz file; nothing is unpickled. Raises EquidpError if it is damaged or lacks one."""
+    """Arrays of an npz file; nothing is unpickled. Raises EquidpError if the file is damaged or lacks an array."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        # NumPy would advise to unpickle what it does not know
+        # NumPy's own message would advise to unpickle the file
         why = "no arrays in it" if "pickle" in str(error) else error
         raise EquidpError(f"{path} is damaged or not the packed file ({why}); download it again.") from error
 
@@ -138,7 +139,7 @@ def unpack_sheets(arrays: Mapping[str, np.ndarray], prefix: str, side: int, path
     """Images from lossless WebP sheets, columns of images, uint8 `[N, 3, side, side]`.
 
     Args:
-        arrays: holds `{prefix}webp` (all sheets' bytes) and `{prefix}offsets` (where each begins).
+        arrays: holds `{prefix}webp` (all sheets' bytes) and `{prefix}offsets` (where each sheet begins).
         path: for messages.
 
     Raises:

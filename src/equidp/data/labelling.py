@@ -1,4 +1,4 @@
-"""Labelling: how many records of each group train, test and are public, and which groups cannot be evaluated."""
+"""Labelling: how many records each group has in each part, and which groups cannot be evaluated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equidp.data.records import MIN_TEST_RECORDS, Split
 
 
 def group_table(split: Split, groupings: Sequence[str] = ()) -> pd.DataFrame:
-    """Counts per group and part, of these groupings or of every stored one.
+    """Return counts per group and part, for these groupings or for every stored one.
 
     Returns:
         One row per group with columns `grouping, group, train, test, public, evaluable, note`. Groups that are too

@@ -2,20 +2,22 @@
 
     u = H(key, identity) in [0, 1);   test if u < f, train otherwise
 
-and by further hashes of the same identity: held back for validation, public, kept where its class is made rare. H is
-keyed BLAKE2b. Let T(D) be the training part of a table D. For every key, T(D + x) is T(D) + x, or T(D) where x goes
-elsewhere: no other record moves. So a mechanism that is (ε, δ)-differentially private for its training part is so for
-the table, *for every single key*. That is why a public key suffices: the guarantee needs no secret. The key only has to
-spread records over the parts independently of their content; it must not be chosen by looking at records or results.
-A person who knows somebody's identity and the key can compute in which part they would be, but not whether they are in
-the table. Records of the test and the public part are not protected, as always.
+Further hashes of the same identity decide whether it is held back for validation, whether it is public, and whether it
+is kept where its class is made rare. H is keyed BLAKE2b.
 
-Identity is the id that a column declares, the unit's id where units stay whole, or else the record's content and its
-occurrence number among equal records: one more copy takes the next number, and the others keep theirs.
+Let T(D) be the training part of a table D. For every key, T(D + x) is T(D) + x, or T(D) if x goes to another part: no
+other record moves. So a mechanism that is (ε, δ)-differentially private for its training part is so for the table, *for
+every single key*. That is why a public key suffices: the guarantee needs no secret. The key only has to spread records
+over the parts independently of their content. It must not be chosen by looking at records or results. Whoever knows
+somebody's identity and the key can compute in which part this person would be, but not whether the person is in the
+table. Records of the test and the public part are not protected, as always.
 
-Parts have random sizes. Therefore N, from which q, T and noise follow, is not the actual but the expected number of
-training records. It is computed from the declared sizes of classes, else from the table's own sizes, which are then
-taken as public.
+Identity is the id that a column declares, or the unit's id where units stay whole, or else the record's content and its
+occurrence number among equal records. One more copy takes the next number, and the other copies keep their numbers.
+
+Parts have random sizes. Therefore N, from which q, T and noise follow, is the expected number of training records and
+not the actual one. It is computed from the declared sizes of classes. Without these it is computed from the table's own
+sizes, which are then taken as public.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from equidp.data.records import Membership, Records, Schema
 from equidp.errors import EquidpError, unknown_name
 
 USES = ("test", "validation", "keep", "public")
-"""What a record's four numbers are for; each is 8 bytes of one hash, so they are independent."""
+"""What a record's four numbers are used for; each number is 8 bytes of one hash, so they are independent."""
 
 SIZE = 16
-"""Bytes of an identity: no two of different records agree, whoever chose the records."""
+"""Bytes of an identity: enough that no two different records have the same one, even if somebody chose the records."""
 
 
 def identities(names: Iterable[str]) -> Tensor:
@@ -45,7 +47,7 @@ def identities(names: Iterable[str]) -> Tensor:
 
 
 def identified(records: Records) -> Records:
-    """The records, each with an identity and, where there are units, its unit's identity; existing ones are kept."""
+    """Return the records with their identities and, if there are units, their units' identities. Given ones stay."""
     units = records.unit_identity
     if units is None and records.unit is not None:
         units = identities(f"unit {unit}" for unit in records.unit.tolist())
@@ -54,7 +56,7 @@ def identified(records: Records) -> Records:
 
 
 def _by_content(records: Records) -> Tensor:
-    """Identity from everything that training and evaluation see of a record, and its occurrence number.
+    """Return identities made from everything that training and evaluation see of a record, and its occurrence number.
 
     Records that differ in their unit or in their provider's part are not copies of each other.
     """
@@ -89,12 +91,12 @@ def _tensor(digests: Iterable[bytes]) -> Tensor:
 
 
 def key_text(seed: int, key: str = "") -> str:
-    """What the public key is made of: `data.key` where it is given, else the seed."""
+    """Return the text of the public key, made from `data.key` if it is given, else from the seed."""
     return f"key={key}" if key else f"seed={seed}"
 
 
 def numbers(identity: Tensor, key: str) -> dict[str, Tensor]:
-    """For each of `USES`, float64 `[N]` in [0, 1): uniform, and independent between uses and between identities.
+    """Return for each of `USES` float64 `[N]` in [0, 1): uniform, and independent between uses and between identities.
 
     Args:
         identity: int64 `[N, 2]`.
@@ -111,12 +113,12 @@ def numbers(identity: Tensor, key: str) -> dict[str, Tensor]:
 
 
 def class_shares(schema: Schema, keep: Mapping[str, int | float], training_share: float) -> Tensor:
-    """float64 `[classes]`, or `[1]` where there are none: the share of each that stays in the training part.
+    """Return float64 `[classes]`, or `[1]` without classes: the share of each class that stays in the training part.
 
     Args:
         schema: its declared sizes turn counts into shares; the records themselves are not looked at.
-        keep: per class name (or label), a count, or a fraction below 1.
-        training_share: of the records that the sizes are of, how many are in the training part.
+        keep: by class name (or label), a count, or a fraction below 1.
+        training_share: which share of the records that the declared sizes count is in the training part.
 
     Raises:
         EquidpError: an unknown class, an invalid number, more records than are declared, or a count where no size is
@@ -146,11 +148,12 @@ def class_shares(schema: Schema, keep: Mapping[str, int | float], training_share
 
 
 def declared_sizes(schema: Schema, keep: Mapping[str, int | float], share: float) -> tuple[float, ...]:
-    """Expected number of each class's records in a part, by its declared sizes alone; empty where none are declared.
+    """Return the expected number of each class's records in a part, by declared sizes alone; empty without these.
 
     Args:
+        schema: has the declared sizes.
         keep: as in `class_shares`.
-        share: of the records that the sizes are of, how many are in the part, where all are kept.
+        share: which share of the records that the sizes count is in the part, if all are kept.
     """
     sizes = [size * share for size in schema.sizes] if schema.classes else []
     for name, wanted in keep.items() if sizes else ():
@@ -160,10 +163,10 @@ def declared_sizes(schema: Schema, keep: Mapping[str, int | float], share: float
 
 
 def label_of(schema: Schema, name: str) -> int:
-    """The label of a class that is named, or given by its label.
+    """Return the label of a class, given its name or its label as text.
 
     Raises:
-        EquidpError: for a class that does not exist.
+        EquidpError: there is no such class.
     """
     if str(name) in schema.classes:
         return schema.classes.index(str(name))
@@ -179,23 +182,26 @@ def check_wanted(name: str, wanted: object) -> None:
 
 
 def expected_records(schema: Schema, labels: Tensor, shares: Tensor) -> int:
-    """How many records are expected in the training part.
+    """Return how many records are expected in the training part.
 
     Args:
-        schema: its declared sizes are counted, where there are some.
-        labels: int64 `[N]` of all records but a test part of the provider's; counted else.
-        shares: float64 `[classes]`, the probability with which a record of each class trains.
+        schema: its declared sizes are used, if there are some.
+        labels: int64 `[N]` of all records except those of a provider's test part; counted if no sizes are declared.
+        shares: float64 `[classes]`, the probability with which a record of each class is in the training part.
     """
     sizes = torch.tensor(schema.sizes) if schema.sizes else torch.bincount(labels, minlength=len(shares))
     return round(float((sizes * shares).sum()))
 
 
 def expected_units(schema: Schema, labels: Tensor, unit: Tensor, shares: Tensor, *, whole: bool) -> int:
-    """How many units are expected in the training part with at least one record; arguments as above.
+    """Return how many units are expected to have at least one record in the training part.
 
     Args:
+        schema: as of `expected_records`.
+        labels: as of `expected_records`.
         unit: int64 `[N]`.
-        whole: all records of a unit share one draw.
+        shares: as of `expected_records`.
+        whole: whether all records of a unit share one draw.
     """
     if schema.unit_sizes and whole:
         return round(float((torch.tensor(schema.unit_sizes) * shares).sum()))
@@ -207,7 +213,7 @@ def expected_units(schema: Schema, labels: Tensor, unit: Tensor, shares: Tensor,
 
 
 def size_sentence(membership: Membership | None, unit: str, size: int, *, by_unit: bool) -> str:
-    """What is public about the number of training records, as the subject of a sentence."""
+    """Say what is public about the number of training records, as the subject of a sentence."""
     if membership is None or membership.expects(by_unit=by_unit) != size:
         return f"The number of training {unit}s ({size})"
     if membership.declares(by_unit=by_unit):
@@ -224,7 +230,7 @@ def size_sentence(membership: Membership | None, unit: str, size: int, *, by_uni
 def split_sentence(
     membership: Membership | None, unit: str, *, exposed: str = "", how: str = "nothing protects"
 ) -> str:
-    """What the split means for the guarantee, in one or two sentences of the privacy statement.
+    """Say what the split means for the guarantee, in one or two sentences of the privacy statement.
 
     Args:
         exposed: parts besides the training part that the model depends on, in words; empty where there are none.

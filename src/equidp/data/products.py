@@ -1,4 +1,4 @@
-"""Names of groupings that others make up, which settings are checked by before torch is imported."""
+"""Names of groupings that are products of others. Settings are checked by them before torch is imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ PRODUCT = "*"
 
 
 def factors_of(grouping: str) -> list[str]:
-    """The groupings that a product joins, or the one that it is."""
+    """Return the groupings that a product joins; for a plain grouping, only itself."""
     return [factor.strip() for factor in grouping.split(PRODUCT)]
 
 

@@ -26,9 +26,9 @@ class PublishedFile:
 
     Attributes:
         path: place below the raw folder, without the `.gz` of a packed copy.
-        page: where a person downloads it; empty for a file of the user's own.
-        sha256: of the unpacked content; empty where none is known.
-        md5: the same, for providers that publish only this.
+        page: address where a person downloads it; empty for a file of the user's own.
+        sha256: checksum of the unpacked content; empty where none is known.
+        md5: likewise, for providers that publish only an MD5.
         contains: what a folder must hold, as a phrase; empty for a file.
     """
 
@@ -44,9 +44,9 @@ class RawFiles:
     """Files found for one dataset.
 
     Attributes:
-        paths: by the name the source gives them; empty for an embedded dataset.
+        paths: files by the names that the source gives them; empty for an embedded dataset.
         fingerprint: sha256 over all contents (names, sizes and times for big folders), or `embedded`.
-        records: the same of the records' own files alone; empty where these are all.
+        records: the same over the files of the records alone; empty if there are no others.
     """
 
     paths: Mapping[str, Path]
@@ -71,7 +71,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """The file's content as a binary stream, unpacked when its name ends in `.gz`.
 
     Raises:
-        EquidpError: while it is read, where it is truncated, corrupt or unreadable.
+        EquidpError: the file is truncated, corrupt or unreadable, which may show while it is read.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
@@ -96,7 +96,7 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
 
 
 def verified(path: Path, published: PublishedFile, *, verify: bool) -> str:
-    """The file's sha256, after comparison with the published checksums unless `verify` is off.
+    """Return the file's sha256, after comparison with the published checksums unless `verify` is off.
 
     Raises:
         EquidpError: the checksums differ.
@@ -125,7 +125,7 @@ def missing(raw_dir: Path, published: PublishedFile, *, download: str) -> Equidp
 
 
 def inside(raw_dir: Path, path: str) -> Path:
-    """A path of the user's own, relative to the raw folder. Raises EquidpError where it leads out of that."""
+    """A path of the user's own, relative to the raw folder. Raises EquidpError if it leads out of this folder."""
     if "\\" in path and not (raw_dir / path).exists():
         raise EquidpError(f"data.options: the path {path!r} has backslashes; write / between folders.")
     whole = (raw_dir / path).resolve()
@@ -140,7 +140,7 @@ def fingerprint(parts: Iterable[str]) -> str:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files below a folder, those of linked folders too, in a fixed order.
+    """Return all files below a folder and its linked folders, in a fixed order.
 
     Raises:
         EquidpError: a folder cannot be read, or a link leads to a folder that contains it.
@@ -171,7 +171,7 @@ def folder_fingerprint(folder: Path, paths: Iterable[Path]) -> str:
 def _is_there(path: Path) -> bool:
     try:
         return path.is_file()
-    except PermissionError as error:  # of a folder above it
+    except PermissionError as error:  # a folder above the file may not be read
         raise EquidpError(f"{path} cannot be read ({error.strerror}).") from error
 
 

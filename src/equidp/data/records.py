@@ -1,4 +1,4 @@
-"""Records: what every source produces and everything downstream consumes.
+"""Records: the data that every source produces and everything downstream takes.
 
 A `Records` holds features, labels and group ids of N records next to a `Schema` of public facts about them.
 The schema never depends on the records themselves: categories, bounds, image size and class names come from the
@@ -31,20 +31,20 @@ class Schema:
     Attributes:
         name: the dataset's registry name.
         kind: `tabular` (float features in [0, 1]), `image` (uint8, channels first) or `text` (token ids).
-        shape: shape of one record's features, e.g. `(40,)`, `(1, 28, 28)`, `(80,)`.
+        shape: shape of one record's features, such as `(40,)`, `(1, 28, 28)` or `(80,)`.
         classes: class names, in label order; empty where the task has none.
         groupings: group names of each grouping, in id order; `class` among them where there are classes.
         feature_names: one per column, tabular data only.
         mean, sd: published per-channel constants of images on the 0..1 scale; models apply `(x/255 − mean)/sd`.
         vocabulary: number of token ids, text only (id 0 is padding).
-        words: what ids 2, 3, … stand for (1 is any other word), where they are a public list's; empty for hashed ids.
-        tokenizer: digest of the pretrained tokenizer whose ids these are, each plus 1; empty where there is none.
+        words: words of a public list, for the ids 2, 3, … (1 is any other word); empty for hashed ids.
+        tokenizer: digest of the pretrained tokenizer, if token ids are its ids plus 1; empty where there is none.
         sizes: declared number of records of each class: of the provider's training part where there is one, else of the
             whole; empty where none is declared.
-        unit_sizes: likewise of units, by their class.
+        unit_sizes: likewise the declared number of units of each class.
         task: what is predicted, a name of `equidp.tasks.TASKS`.
-        targets: names of what is predicted, where these are no classes.
-        bounds: smallest and largest value of a number that is predicted, in its own unit.
+        targets: names of the predicted columns, where there are no classes.
+        bounds: smallest and largest value of a predicted number, in its own unit.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Schema:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """What each column of a model's predictions stands for: a class, or a target."""
+        """What each column of predictions stands for: a class, or a target."""
         return self.classes or self.targets
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of a model; of ordered classes one less, which tells whether a record is above each."""
+        """Number of a model's outputs. Ordered classes have one less: whether a record is above each but the last."""
         return len(self.output_names) - (self.task == "ordinal")
 
     def to_dict(self) -> dict:
@@ -96,11 +96,11 @@ class Membership:
         how: `hash`; `strata`; `provider`, where the data give each record's part and nothing was drawn.
         key: what the public key was made of, such as `seed=0`.
         records, units: expected number in the training part; None where the actual number is used.
-        records_declared, units_declared: whether these follow from settings and declared sizes, so that they are the
+        records_declared, units_declared: whether these numbers follow from settings and declared sizes, and so are the
             same for any table.
         keeps: whether `data.keep` makes classes rare.
-        given: whether the data give each record's test part, which identity and key then do not tell.
-        class_sizes: training records of each class by declared sizes, before a public share is taken of all classes
+        given: whether the data name the test records, which then do not follow from identity and key.
+        class_sizes: training records of each class by declared sizes, before the public share is taken from all classes
             alike; empty where none are declared.
     """
 
@@ -136,18 +136,18 @@ class Records:
 
     Attributes:
         features: `[N, *schema.shape]`; float32 (tabular), uint8 (images) or int64 (token ids).
-        labels: `[N]` int64 in `0..len(classes)-1`; where there are no classes, float32 `[N]` of one target or
-            `[N, targets]` of several.
-        groups: per grouping, `[N]` int64 group ids.
+        labels: `[N]` int64 in `0..len(classes)-1`; without classes, float32 `[N]` for one target or `[N, targets]` for
+            several.
+        groups: by grouping, `[N]` int64 group ids.
         schema: the public schema.
         part: `[N]` uint8, the provider's own split (0 train, 1 test), or None where there is none.
         unit: `[N]` int64, an id shared by the records of one person or lesion, or None where records are units.
         identity: `[N, 2]` int64, each record's identity, which depends on no other record (`membership.identities`);
-            None: it follows from the content.
-        unit_identity: likewise of its unit; None: it follows from the number in `unit`.
-        membership: of a training part, how it was drawn.
-        remarks: sentences on rows that were left out and numbers that were changed; exact counts, so as confidential as
-            the records.
+            None if it follows from the content.
+        unit_identity: likewise the identity of each record's unit; None if it follows from the number in `unit`.
+        membership: how the records were drawn, if they are a training part.
+        remarks: sentences on rows that were left out and numbers that were changed. They have exact counts, so they are
+            as confidential as the records.
     """
 
     features: Tensor
@@ -195,14 +195,14 @@ class Records:
         found = tuple(self.features.shape[1:])
         if found != self.schema.shape:
             raise self._unlike(f"features have shape {found}, the schema says {self.schema.shape}")
-        if self.features.dtype == torch.float64:  # what NumPy gives
+        if self.features.dtype == torch.float64:  # NumPy's default
             raise self._unlike("features are float64, and must be float32 (images uint8, token ids int64)")
 
     def _check_ids(self, name: str, ids: Tensor, names: int) -> None:
         """Refuse ids of classes or groups that are not 0 to `names` - 1."""
         if ids.dtype != torch.int64:
             raise self._unlike(f"{name} are {str(ids.dtype).removeprefix('torch.')}, and must be int64")
-        # records are made on the CPU; once on another device they are no longer asked, as each answer is waited for
+        # Records are made on the CPU, and checked there. On another device a check would wait for each answer
         if len(ids) and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < names:
             raise self._unlike(f"{name} are from {ids.min()} to {ids.max()}, and must be from 0 to {names - 1}")
 
@@ -222,7 +222,7 @@ class Records:
         return EquidpError(f"Records of dataset {self.schema.name!r} do not fit together: {what}; correct its source.")
 
     def __repr__(self) -> str:
-        """Shapes alone: what a notebook's cell shows is kept in its file, and the values are data of persons."""
+        """Only shapes, because a notebook keeps what its cells show, and the values are data of persons."""
         columns = {"features": self.features, "labels": self.labels, **self.optional}
         shapes = [f"{name} {list(column.shape)}" for name, column in columns.items()]
         return f"<{len(self)} Records of {self.schema.name}: {', '.join(shapes)}, groups {', '.join(self.groups)}>"
@@ -237,7 +237,7 @@ class Records:
 
     @property
     def optional(self) -> dict[str, Tensor]:
-        """Those columns of `OPTIONAL` that there are."""
+        """The columns of `OPTIONAL` that these records have."""
         return {name: column for name in OPTIONAL if (column := getattr(self, name)) is not None}
 
     def take(self, index: Tensor) -> Records:
@@ -251,7 +251,7 @@ class Records:
         return self._each(lambda column: column.to(device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Records:
-        """The records with the same done to every column."""
+        """Return the records with `change` applied to every column."""
         changed: dict[str, Any] = {name: change(column) for name, column in self.optional.items()}
         changed |= {"features": change(self.features), "labels": change(self.labels)}
         return dataclasses.replace(self, groups={name: change(ids) for name, ids in self.groups.items()}, **changed)
@@ -260,7 +260,7 @@ class Records:
         """Group ids `[N]` and group names of a grouping, or of a product such as `sex*race`.
 
         Raises:
-            EquidpError: for a grouping the schema does not have.
+            EquidpError: the schema has no such grouping.
         """
         factors = factors_of(name)
         if len(set(factors)) != len(factors):

@@ -1,4 +1,4 @@
-"""Splitting: which records train, test or are public, and which classes are made rare. Pure and seeded.
+"""Splitting: which records are for training, for testing or public, and which classes are made rare. Pure and seeded.
 
 By hash, each record's part depends on that record alone (`membership`). By strata the parts have exact sizes, but one
 more record changes the draw of its whole stratum (docs/datasets.md).
@@ -43,30 +43,31 @@ def split(
     """Divide records into training, test and public parts.
 
     The provider's own test part is used where there is one. Training classes are cut down to `keep`, and
-    `public_fraction` of what is left is set aside, so that all algorithms of a comparison train on the same records.
+    `public_fraction` of the records left is set aside, so that all algorithms of a comparison train on the same
+    records.
 
     Args:
         records: the whole dataset.
-        seed: of every draw made here.
-        keep: per class name, how many training records stay (a count, or a fraction below 1).
+        seed: for every draw made here.
+        keep: by class name, how many training records stay (a count, or a fraction below 1).
         split_by: `unit` keeps all records of a unit (a lesion's images) in one part.
         public_fraction: share of the training part that is never trained on, 0 for none.
         test_fraction: share of a dataset without a provider's split that is held out.
-        evaluate_on: `validation` leaves the test part out altogether and holds `test_fraction` of the training part
-            back in its place: for choosing settings.
+        evaluate_on: `validation` is for choosing settings: it leaves the test part out, and holds back `test_fraction`
+            of the training part in its place.
         membership: `hash` decides on each record, or unit, by its identity and a public key alone. A share is then a
             probability, and a count is divided by the class's declared size. `strata` draws exact shares of each
             stratum (label × first sensitive grouping).
         key: what the public key is made of, instead of the seed.
 
     Raises:
-        EquidpError: a part would be empty, `keep` asks for what does not exist, or the provider's split divides a unit
-            that is to be kept whole.
+        EquidpError: a part would be empty, `keep` asks for a class or for records that do not exist, or the provider's
+            split divides a unit that must stay whole.
     """
     for name, value in (("public_fraction", public_fraction), ("test_fraction", test_fraction)):
         if not 0 <= value < 1:
             raise EquidpError(f"data.{name}={value}: give a number from 0 to below 1.")
-    records = identified(records)  # what is drawn of a record later, its views too, follows from the record alone
+    records = identified(records)  # so that all later draws for a record, such as its views, follow from it alone
     units, keep = _units(records, split_by), keep or {}
     validation = test_fraction if evaluate_on == "validation" else 0.0
     draw: Selection
@@ -101,17 +102,17 @@ def split(
 
 
 class Selection(Protocol):
-    """Which records are taken from a part, and which are kept of the classes that are made rare."""
+    """Decides which records are taken from a part, and which are kept of the classes that are made rare."""
 
     def taken(self, use: str, index: Tensor, fraction: float) -> Tensor:
-        """Boolean mask over `index`, positions of the records that are drawn from."""
+        """Boolean mask over `index`, the positions of the records to draw from: those that are taken."""
 
     def kept(self, index: Tensor) -> Tensor:
-        """Boolean mask over `index`, the training part's positions."""
+        """Boolean mask over `index`, the training part's positions: those that stay."""
 
 
 class Hash:
-    """Selects each record, or each unit, by its own numbers; `stay` is `[classes]`, the share of each that is kept."""
+    """Selects each record, or each unit, by its own numbers; `stay` is `[classes]`, the kept share of each class."""
 
     def __init__(self, records: Records, stay: Tensor, key: str, *, whole_units: bool) -> None:
         known = identified(records)
@@ -127,7 +128,7 @@ class Hash:
         return self.numbers["keep"][index] < self.stay[self.records.class_ids[index]]
 
     def plan(self, shares: Tensor) -> Membership:
-        """Expected sizes of the training part, when `[classes]` shares of the records are in it."""
+        """Return the expected sizes of the training part, which has the `[classes]` shares of the records."""
         schema, unit = self.records.schema, self.records.unit
         labels = self.records.class_ids
         if self.records.part is not None:
@@ -160,13 +161,13 @@ class Strata:
 
 
 def keep_classes(records: Records, train_index: Tensor, keep: Mapping[str, int | float], seed: int) -> Tensor:
-    """Positions in `train_index` that stay when classes are cut down, in their order.
+    """Return the positions in `train_index` that stay when classes are cut down, in their order.
 
     Args:
         records: the whole dataset.
         train_index: int64 positions of the training part.
-        keep: per class name (or label), a count, or a fraction below 1.
-        seed: of the draw.
+        keep: by class name (or label), a count, or a fraction below 1.
+        seed: for the draw.
 
     Raises:
         EquidpError: an unknown class, a negative number, or more records than the class has.
@@ -184,7 +185,7 @@ def keep_classes(records: Records, train_index: Tensor, keep: Mapping[str, int |
 
 
 def strata(records: Records) -> Tensor:
-    """Stratum of each record, int64 `[N]`: its label crossed with the first grouping that is not the class."""
+    """Return the stratum of each record, int64 `[N]`: label crossed with the first grouping that is not the class."""
     sensitive = next((name for name in records.schema.groupings if name != "class"), None)
     if sensitive is None:
         return records.class_ids
@@ -214,7 +215,7 @@ def _units(records: Records, split_by: str) -> Tensor:
 
 
 def _refuse_divided(units: Tensor, held_out: Tensor) -> None:
-    """Test metrics are exact: a protected unit with a record in the test part would be in them."""
+    """Refuse a split that divides units: test metrics are exact, and would show a unit that training protects."""
     both = units[held_out][torch.isin(units[held_out], units[~held_out])].unique()
     if len(both):
         raise EquidpError(
@@ -224,7 +225,7 @@ def _refuse_divided(units: Tensor, held_out: Tensor) -> None:
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
-    """One stream per purpose: a public part must not change which records are in the test part."""
+    """Return one stream per purpose, so that a public part does not change which records are in the test part."""
     salt = int.from_bytes(purpose.encode()[:6].ljust(6), "big")
     return torch.Generator().manual_seed((int(seed) * 1_000_003 + salt) % 2**63)
 

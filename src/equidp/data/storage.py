@@ -23,7 +23,7 @@ MEMBERSHIP, REMARKS = "membership", "remarks"
 
 
 def save(records: Records, path: Path) -> None:
-    """Write atomically: a crash leaves either the old file or the new one, never half a file. Its owner alone reads it.
+    """Write atomically: a crash leaves the old file or the new one, never half a file. Only its owner can read it.
 
     Raises:
         EquidpError: the folder cannot be written or the disk is full.
@@ -36,12 +36,12 @@ def save(records: Records, path: Path) -> None:
     said = {"schema": schema, MEMBERSHIP: drawn, REMARKS: remarks}
     metadata = {"format": FORMAT, **said, "sha256": _checksum(tensors, "".join(said.values()))}
     with replacing(path) as part:
-        os.close(private(str(part), os.O_CREAT | os.O_WRONLY))  # first: what fills it may leave it open to everybody
+        os.close(private(str(part), os.O_CREAT | os.O_WRONLY))  # first, because `save_file` may let everybody read it
         save_file(tensors, part, metadata=metadata)
 
 
 def load(path: Path) -> Records:
-    """Read what `save` wrote.
+    """Read records that `save` wrote.
 
     Raises:
         EquidpError: the file is missing, truncated, of another kind, or was changed after it was written.
@@ -73,7 +73,7 @@ def load(path: Path) -> Records:
 
 
 def _membership(drawn: dict[str, Any]) -> Membership:
-    return Membership(**drawn | {"class_sizes": tuple(drawn.get("class_sizes", ()))})  # JSON has lists alone
+    return Membership(**drawn | {"class_sizes": tuple(drawn.get("class_sizes", ()))})  # JSON has only lists
 
 
 def _tensors(records: Records) -> dict[str, Tensor]:

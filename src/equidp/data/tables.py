@@ -1,4 +1,4 @@
-"""Tables: reading a file, a database or what a catalog gives, without guessing a type.
+"""Tables: reading a file, a database or an entry of a catalog, without guessing a type.
 
 Text stays text until the declared schema says what it is. A table's index is the line in the file, or counts from 1.
 """
@@ -24,13 +24,13 @@ from equidp.errors import EquidpError
 SEPARATORS = ";\t|,"
 READING = re.compile(r"\s*\(*\s*(select|with)\b", re.IGNORECASE)
 QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
-"""Texts, names in quotes and remarks in a query."""
+"""Texts, quoted names and comments in a query."""
 OTHER_ROWS = re.compile(
     r"\b(limit|offset|fetch|top(?=\s+\d)|tablesample|over(?=\s*\()|random(?=\s*\())\b", re.IGNORECASE
 )
-"""By which a row that is given depends on others."""
+"""Words of SQL that make a row of the result depend on other rows."""
 NESTED = re.compile(r"(?<!\bunion )(?<!\bunion all )(?<!\bunion distinct )\bselect\b", re.IGNORECASE)
-"""The query's own SELECT, and those within it, of whose rows any number may decide on one that is given."""
+"""The query's own SELECT, and those nested in it. Any number of a nested SELECT's rows may decide on a result's row."""
 PARQUET, FEATHER = (".parquet", ".pq"), (".feather", ".arrow")
 
 
@@ -39,8 +39,8 @@ class Dialect:
     """How a file of separated values is written; the names are those of `pandas.read_csv`.
 
     Attributes:
-        separator: between two columns; a blank stands for any number of blanks.
-        encoding: of the text.
+        separator: sign between two columns; a blank stands for any number of blanks.
+        encoding: encoding of the text.
         adjustable: whether a message may point to `data.options`.
     """
 
@@ -60,7 +60,7 @@ def read_rows(
         dialect: commas and UTF-8 unless given.
 
     Raises:
-        EquidpError: the file is empty, not such text, a line has too many or too few fields, or a quote stays open.
+        EquidpError: the file is empty or not such text, a line has too many or too few fields, or a quote stays open.
     """
     dialect = dialect or Dialect()
     found = _numbered_rows(path, dialect)
@@ -95,13 +95,13 @@ def read_binary(path: Path) -> pd.DataFrame:
 
 
 def read_query(query: str, database: Path | str) -> pd.DataFrame:
-    """What a query gives, typed as the database has it. Nothing is written: the transaction is rolled back.
+    """Return the result of a query, typed as the database has it. Nothing is written: the transaction is rolled back.
 
     Args:
         database: a file of SQLite, which is opened for reading only, or SQLAlchemy's URL of another database.
 
     Raises:
-        EquidpError: the query is none that reads, or the database refuses it.
+        EquidpError: the query does not begin as one that only reads, or the database refuses it.
     """
     import sqlalchemy as sql
 
@@ -109,7 +109,7 @@ def read_query(query: str, database: Path | str) -> pd.DataFrame:
         raise EquidpError("data.options.sql: give a query that begins with SELECT or WITH; nothing else is run.")
     where = str(database) if isinstance(database, Path) else "data.options.connection"
     try:
-        if isinstance(database, Path):  # by a URI of its own: SQLAlchemy's URLs know no `#` or `%` in a name
+        if isinstance(database, Path):  # by a URI, because SQLAlchemy's URLs allow no `#` or `%` in a name
             uri = f"{database.absolute().as_uri()}?mode=ro"
             engine = sql.create_engine(
                 "sqlite://", poolclass=sql.NullPool, creator=lambda: sqlite3.connect(uri, uri=True)
@@ -127,7 +127,7 @@ def read_query(query: str, database: Path | str) -> pd.DataFrame:
 
 
 def read_entry(load: Callable[[str], object], entry: str) -> pd.DataFrame:
-    """What an entry of the catalog gives. Raises EquidpError where it is no DataFrame."""
+    """Return the table of a catalog entry. Raises EquidpError if it is not a DataFrame."""
     found = load(entry)
     if not isinstance(found, pd.DataFrame):
         raise EquidpError(
@@ -138,7 +138,7 @@ def read_entry(load: Callable[[str], object], entry: str) -> pd.DataFrame:
 
 
 def looks_at_other_rows(query: str) -> str:
-    """By what in a query a row that it gives, or whether it gives one, may depend on other rows; empty without that."""
+    """Return what in a query may make a row of its result depend on other rows; empty if nothing does."""
     plain = " ".join(QUOTED.sub(" ", query).split())
     if found := OTHER_ROWS.search(plain):
         return found[1].upper()
@@ -146,7 +146,7 @@ def looks_at_other_rows(query: str) -> str:
 
 
 def numbered_from_1(frame: pd.DataFrame, where: str) -> pd.DataFrame:
-    """The table with column names as text and rows counted from 1. Raises EquidpError for two columns of one name."""
+    """Return the table with names as text and rows counted from 1. Raises EquidpError for two columns of one name."""
     found = frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name=ROW)).rename(columns=str)
     if found.columns.has_duplicates:
         twice = found.columns[found.columns.duplicated()][0]
@@ -163,10 +163,10 @@ def frame_digest(frame: pd.DataFrame) -> str:
 
 def _numbered_rows(path: Path, dialect: Dialect) -> list[tuple[int, list[str]]]:
     text = _text(path, dialect)
-    # strict, as else a quote that is never closed takes the rows after it into its own cell, and they are lost
+    # strict, because else a quote that is never closed takes the rows after it into its cell, and they are lost
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.separator, skipinitialspace=True, strict=True)
     numbered, begun = [], 1
-    limit = csv.field_size_limit(len(text) + 1)  # a long text is no damage
+    limit = csv.field_size_limit(len(text) + 1)  # a long text is allowed
     try:
         for row in reader:
             if row and dialect.separator.isspace() and not row[-1]:  # blanks at the end of a line

@@ -1,4 +1,4 @@
-"""Tokens: text as ids of a pretrained network's own tokenizer, which was made of other texts and is public."""
+"""Tokens: text as ids of a pretrained network's own tokenizer, which was made from other texts and is public."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equidp.system.progress import frames
 
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-"""They change what a tokenizer makes of a text, such as whether capital letters count, and are none by themselves."""
+"""Files that change how a tokenizer reads a text (for example, whether capital letters count), but are no tokenizer."""
 BATCH = 1000
 
 
@@ -43,12 +43,12 @@ class Tokenizer:
     """The tokenizer in a folder.
 
     Args:
-        folder: in Hugging Face's format.
+        folder: a folder in Hugging Face's format.
         length: tokens kept of each text, the network's own marks included.
-        keep: which end of a longer text.
+        keep: which end of a longer text is kept.
 
     Raises:
-        EquidpError: the folder holds none, or the library is missing.
+        EquidpError: the folder holds no tokenizer, or the library is missing.
     """
 
     def __init__(self, folder: Path, length: int, keep: Literal["first", "last"]) -> None:
@@ -64,7 +64,7 @@ class Tokenizer:
 
     @property
     def version(self) -> str:
-        """Of the libraries that cut texts."""
+        """Versions of the libraries that cut texts into tokens."""
         return ", ".join(f"{name} {version(name)}" for name in ("transformers", "tokenizers"))
 
     @property

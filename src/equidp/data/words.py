@@ -44,7 +44,7 @@ def token_ids(text_words: list[str], vocabulary: int, length: int) -> list[int]:
 
 def listed_ids(text_words: list[str], ids: Mapping[str, int], length: int) -> list[int]:
     """As `token_ids`, with a list's ids. A word not on it is split as in GloVe's texts: did + n't, film + 's."""
-    last = text_words[-length:]  # parts are no fewer than words: these are enough
+    last = text_words[-length:]  # enough, because words are split into parts and never joined
     known = [ids.get(part, UNKNOWN) for word in last for part in ((word,) if word in ids else CUT.split(word))]
     return _padded(known[-length:], length)
 
@@ -55,7 +55,7 @@ def ids_of(listed: tuple[str, ...]) -> dict[str, int]:
 
 
 def read_list(path: Path, count: int) -> tuple[str, ...]:
-    """The first `count` words of a file with a word on each line, numbers behind it allowed (GloVe's format).
+    """Return the first `count` words of a file with a word on each line; numbers may follow it (GloVe's format).
 
     Raises:
         EquidpError: the file is truncated or not text, has fewer words, has a line of another form than the first, or

@@ -6,6 +6,7 @@ The work is done in `bookkeeping.py`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -27,6 +28,8 @@ from equidp.gradients.refusals import Trained
 from equidp.gradients.shape import FixedRows, padded, weighed_nothing
 from equidp.gradients.shares import WholeShares
 from equidp.gradients.used import of_others
+
+logger = logging.getLogger(__name__)
 
 LOOKS_APART = 61
 """At most so many passes lie between two looks at a model or a loss of others; the first looks follow more closely.
@@ -98,6 +101,7 @@ class GradientEngine:
         self.record_passes(new_recorder)
         self._probed_in: object = None  # modes and additions of the layers, and a record's shape if it has windows
         self._beside = self._trained.beside()
+        self._told = False  # that hooks have changed
         self._tried = 0  # records in the largest batch that was tried in this state
         self._earlier: list[tuple[object, int]] = []  # other states that were tried, and with how many records
         self._others = of_others(model, loss)
@@ -197,6 +201,12 @@ class GradientEngine:
         if (beside := done[1]) != self._beside:
             self._beside, self._others, self._looks = beside, of_others(self.model, self.loss), Looks()
             self.record_passes(self._new_recorder)
+            if self._probed_in is not None and not self._told:
+                self._told = True
+                logger.warning(
+                    "Layers have other hooks than in the step before, or compute something else. So the model is tried "
+                    "again, which takes as long as some dozens of steps: let hooks stay, or add the same again."
+                )
         state = (done, features.shape[1:] if self.passes.blocks else None)  # larger records have more windows
         if state != self._probed_in:
             # a hook may come and go by turns: then a look follows, and no trial, except of which rows are a record's

@@ -1,4 +1,4 @@
-"""Models: one file per family, from schema and settings to a module. A new model is one file and one line here."""
+"""Models: one file per family, which builds modules from schema and settings. A new model: a file and a line here."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ MODELS: Registry[type[Model]] = Registry(
 def build_model(
     name: str, schema: Schema, *, options: Mapping[str, Any] | None = None, seed: int = 0, files: bool = True
 ) -> Model:
-    """A freshly initialised model for a dataset.
+    """Return a freshly initialised model for a dataset.
 
     Args:
         name: registry name.
         schema: the dataset's public schema.
         options: `model.options` as they stand in conf.
-        seed: of the initial weights; torch's global generator is left as it was.
-        files: read the files that it starts from. False for a model that gets trained weights: the files may be
-            missing.
+        seed: for the initial weights; torch's global generator keeps its state.
+        files: whether to read the files of initial weights. False for a model that gets trained weights: the files may
+            then be missing.
 
     Raises:
         EquidpError: an unknown model or option, a value that is not allowed, features the model cannot take, or a model
@@ -74,17 +74,20 @@ def build_model(
     settings = model_options(name, options or {})
     settings = settings if files else settings.without_files()
     with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]):
-        # Only the CPU generator: weights are made there, and `torch.manual_seed` would reach the GPUs' generators too.
+        # Weights are made on the CPU. `torch.manual_seed` would seed the GPUs' generators too.
         torch.random.default_generator.manual_seed(seed)
         model = MODELS[name](schema, settings)
-        rewritten(model)  # attention and recurrence that hide their inside
+        rewritten(model)  # torch's attention and recurrence do not show their inner calls
         _refuse_other_state(model)
         _try(name, model, schema)
     return model
 
 
 def _refuse_other_state(model: nn.Module) -> None:
-    """Refuse what leaves with the weights and is neither parameter nor buffer: nobody sees whether it learns."""
+    """Refuse a model whose state_dict has an entry that is neither a parameter nor a buffer.
+
+    The entry would be saved with the weights, but nobody sees whether it learns from the records.
+    """
     watched = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     if other := sorted(model.state_dict().keys() - {name for name, _ in watched}):
         raise EquidpError(
@@ -118,10 +121,12 @@ def _try(name: str, model: Model, schema: Schema) -> None:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """A model's weights by name, on the CPU, to be written to a file; layers that share one have a copy each.
+    """Return copies of a model's weights by name, on the CPU, to be written to a file.
+
+    Layers that share a weight have a copy each.
 
     Raises:
-        EquidpError: for a model whose state holds something else.
+        EquidpError: the model's state_dict has an entry that is neither a parameter nor a buffer.
     """
     _refuse_other_state(model)
     return {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
@@ -138,7 +143,7 @@ def model_options(name: str, options: Mapping[str, Any]) -> ModelOptions:
 
 
 def card_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's options as they may be published, and as it is built from where its files are not."""
+    """Return a model's options as they may be published. They suffice to build the model without its files."""
     return MODELS[name].Options.published(options)
 
 

@@ -1,4 +1,4 @@
-"""`backbone`: a public pretrained network, whose last layer alone is trained, or more of it (`training.trainable`)."""
+"""`backbone`: a public pretrained network and a new head. The head alone is trained, or more (`training.trainable`)."""
 
 from __future__ import annotations
 
@@ -36,22 +36,26 @@ class BackboneOptions(HeadOptions):
     size: Annotated[int, Field(ge=0, le=1024)] = 0
     """Side that images are resized to before the network sees them; 0 for the network's own."""
     precision: Precision = "float32"
-    """Of fixed features: `bf16` takes half of the time or less on processors that have it."""
+    """Number format of the computation of fixed features: `bf16` takes half of the time or less on processors that have
+    it."""
     views: Views = 1
-    """Of an image, over whose fixed features the mean is taken: 2, also turned by half; 4, also mirrored; 8, also
-    turned by a quarter. For pictures without top and bottom; each view takes one more pass."""
+    """Number of views of an image; the mean of their fixed features is taken. 1: the image alone; 2: also turned by
+    half; 4: also mirrored; 8: also turned by a quarter. For pictures without top and bottom; each view takes one more
+    pass."""
     hidden: Widths = ()
     """Widths of the head's hidden layers; none for a linear head."""
     trainable: Trainable = "head"
-    """Set it by `training.trainable`. `head`: features are computed once."""
+    """Set it by `training.trainable`. With `head`, features are computed only once."""
     lora_rank: Annotated[int, Field(ge=1, le=4096)] = 8
     """Rank of an adapter."""
     lora_alpha: Positive = 16.0
-    """An adapter's result is multiplied by this over its rank."""
+    """An adapter's result is multiplied by this number divided by the rank."""
     lora_targets: Annotated[tuple[str, ...], BeforeValidator(listed)] = ()
-    """Ends of the names of the layers that get adapters, `query+value`; none: those of attention, else all."""
+    """Ends of the names of the layers that get adapters, such as `query+value`. If empty, the attention layers get
+    them; in a network without attention, all layers wider than the rank, or else all."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Written by a run into its model's card: what the folder says of the network, for where the folder is not."""
+    """A run writes it into its model's card: the configuration in the network's folder, to build the model where the
+    folder is missing."""
     _files: bool = PrivateAttr(default=True)
 
     @model_validator(mode="after")
@@ -65,7 +69,7 @@ class BackboneOptions(HeadOptions):
         fixed = [
             name for name in ("precision", "views") if getattr(self, name) != type(self).model_fields[name].default
         ]
-        if fixed and self.trainable != "head":  # a preset's are set back by the defaults
+        if fixed and self.trainable != "head":  # judged by value, so that the defaults undo a preset's choice
             raise ValueError(
                 f"{' and '.join(fixed)} of features have no effect unless training.trainable is head; set precision to "
                 "float32 and views to 1 (where more is trained, training.precision is the setting)"
@@ -73,19 +77,19 @@ class BackboneOptions(HeadOptions):
         return self
 
     def feature_options(self) -> dict[str, Any] | None:
-        """Network, weights and how it computes; None where more than the head is trained."""
+        """The options of the fixed feature map; None where more than the head is trained."""
         if self.trainable != "head":
             return None
         return {name: getattr(self, name) for name in ("network", "weights", "size", "precision", "views")}
 
     def tokenizer(self) -> str:
-        """The folder of the network."""
+        """The folder of the network, which holds its tokenizer; empty for timm and torchvision."""
         library, name = check_name(self.network)
         return name if library == "hf" else ""
 
     @property
     def extra(self) -> str:
-        """None for a head alone, which takes features, and for a network of torchvision without adapters."""
+        """`pretrained`, but empty for a head alone, which takes features, and for torchvision without adapters."""
         alone = self.trainable == "head" or (self.trainable != "lora" and self.network.startswith("torchvision:"))
         return "" if alone else "pretrained"
 
@@ -95,14 +99,17 @@ class BackboneOptions(HeadOptions):
         return self._files
 
     def without_files(self) -> Self:
-        """The network's weights are among those given."""
+        """The options without the path of weights: the weights that the model gets include the network's."""
         found = self.model_copy(update={"weights": ""})
         found._files = False
         return found
 
     @classmethod
     def published(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Also of a folder only its name, and what it says of the network where that goes out with the model."""
+        """Options as they may be published: of a folder, too, only its name.
+
+        If more than the head is trained, the network goes out with the model, and its configuration is added.
+        """
         found, (library, name) = super().published(options), check_name(options["network"])
         if library == "hf":
             found["network"] = f"hf:{Path(name).name}"
@@ -112,7 +119,7 @@ class BackboneOptions(HeadOptions):
 
 
 class Backbone(Model):
-    """A pretrained network for images or texts, its features normalised, and a linear or MLP head."""
+    """A pretrained network for images or texts, and a linear or MLP head on its normalised features."""
 
     kinds = ("tabular", "image", "text")
     Options = BackboneOptions
@@ -152,14 +159,17 @@ class Backbone(Model):
     def forward(self, features: Tensor) -> Tensor:
         """Logits `[batch, classes]`."""
         if self.network is not None:
-            # not asked of the parameters: the gradient engine switches their gradients off for autograd
+            # the parameters' `requires_grad` does not tell: the gradient engine switches it off during its passes
             with torch.no_grad() if self.fixed else contextlib.nullcontext():
                 features = self.network(features)
         return self.head(features)
 
 
 def head_on(width: int, classes: int, options: BackboneOptions) -> nn.Sequential:
-    """LayerNorm without parameters (per record, so nothing is learnt from the data), hidden layers, logits."""
+    """Return the head: LayerNorm without parameters, hidden layers, and a linear layer that gives the logits.
+
+    LayerNorm works on each record alone, so it learns nothing from the data.
+    """
     layers: list[nn.Module] = [nn.LayerNorm(width, elementwise_affine=False)]
     for hidden in options.hidden:
         layers += [nn.Linear(width, hidden), options.make_activation()]

@@ -26,7 +26,7 @@ class ModelOptions(Declared):
     """Names of the options that may be the path of a file."""
 
     activation: Literal["relu", "tanh", "tempered_sigmoid"] = "relu"
-    """Between layers. `tempered_sigmoid` is φ(x) = s/(1 + e^(−T·x)) − o (Papernot et al. 2021)."""
+    """Activation between layers. `tempered_sigmoid` is φ(x) = s/(1 + e^(−T·x)) − o (Papernot et al. 2021)."""
     scale: float = 2.0
     """s of the tempered sigmoid. With temperature 2 and offset 1 a scale of 2 gives exactly tanh."""
     temperature: float = 2.0
@@ -42,12 +42,12 @@ class ModelOptions(Declared):
         return self
 
     def without_files(self) -> Self:
-        """The options without files to start from, for a model whose weights are given; to be overridden."""
+        """The options without files of initial weights, for a model that gets trained weights. To be overridden."""
         return self
 
     @classmethod
     def published(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options as they may be published: of a file only its name, because folders reveal the machine."""
+        """Options as they may be published: of a file only its name, because its folder may reveal the machine."""
         return {key: Path(value).name if key in cls.paths else value for key, value in options.items()}
 
     def tokenizer(self) -> str:
@@ -56,7 +56,7 @@ class ModelOptions(Declared):
 
     @property
     def extra(self) -> str:
-        """The extra of this package that a trained model needs where it is built again; empty where it needs none."""
+        """Name of the extra of this package that is needed to build a trained model again; empty for none."""
         return ""
 
     def make_activation(self) -> nn.Module:
@@ -67,13 +67,13 @@ class ModelOptions(Declared):
 
 
 class Model(nn.Module):
-    """A network: features as Records store them in, `[batch, schema.outputs]` out: logits of a classifier.
+    """A network from features, as Records store them, to outputs `[batch, schema.outputs]`: a classifier's logits.
 
     Attributes:
         Options: settings class of `model.options`.
         kinds: kinds of features the family accepts.
         extracts: name of the fixed feature map whose output the family trains on; empty for raw features.
-        scored_at_once: most records of one forward pass without gradients.
+        scored_at_once: the most records in one forward pass without gradients.
     """
 
     Options: ClassVar[type[ModelOptions]] = ModelOptions
@@ -101,9 +101,9 @@ class Layered(Model):
 
 
 class Standardise(nn.Module):
-    """Stored features to floats: uint8 images become (x/255 − mean)/sd by published constants, no parameters.
+    """Turn stored features into floats: uint8 images become (x/255 − mean)/sd, by published constants.
 
-    Doing it here keeps the records in memory as bytes.
+    It has no parameters. The model does this, so that records stay in memory as bytes.
     """
 
     mean: Tensor
@@ -112,19 +112,22 @@ class Standardise(nn.Module):
     def __init__(self, schema: Schema) -> None:
         super().__init__()
         channels = schema.shape[0] if schema.kind == "image" else 1
-        # Not persistent: they follow from the schema and are no weights.
+        # Not persistent: mean and sd follow from the schema and are no weights.
         self.register_buffer("mean", _per_channel(schema.mean or (0.0,) * channels), persistent=False)
         self.register_buffer("sd", _per_channel(schema.sd or (1.0,) * channels), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Float features of the same shape; extracted features, stored as half floats, only change their type."""
+        """Float features of the same shape. Features that are floats already (extracted ones) are not scaled."""
         if features.is_floating_point():
             return features.to(self.mean.dtype)
         return (features.to(self.mean.dtype) / 255 - self.mean) / self.sd
 
 
 class MeanPool(nn.AdaptiveAvgPool2d):
-    """Adaptive average pool; on a GPU by windows of one size where these fit, whose backward adds in a fixed order."""
+    """Adaptive average pool.
+
+    On a GPU it uses windows of one size, if these fit, because their backward pass adds in a fixed order.
+    """
 
     def __init__(self, side: int) -> None:
         super().__init__(side)

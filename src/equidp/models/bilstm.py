@@ -27,8 +27,8 @@ class BiLstmOptions(ModelOptions):
     paths = ("vectors",)
 
     embedding: Literal["trainable", "vectors", "fixed"] = "trainable"
-    """`vectors` read from a file and fixed, as in DPIS; `trainable` ones, from the file if there is one; or `fixed`
-    random ones."""
+    """Word vectors: `trainable`, which start from the file `vectors` if it is given; `vectors`, read from that file and
+    kept fixed, as in DPIS; or `fixed`, random and kept fixed."""
     vectors: str = ""
     """Text file, plain or as .gz, of a word and its numbers on each line (GloVe's format)."""
     dimension: Annotated[int, Field(ge=1)] = 100
@@ -38,7 +38,7 @@ class BiLstmOptions(ModelOptions):
     hidden: Annotated[int, Field(ge=1)] = 32
     """Width of the LSTM, in each direction."""
     head: Annotated[int, Field(ge=1)] = 16
-    """Width of the linear layer after it."""
+    """Width of the linear layer after the LSTM."""
 
     @model_validator(mode="after")
     def _vectors_belong_to_their_choice(self) -> BiLstmOptions:
@@ -49,12 +49,12 @@ class BiLstmOptions(ModelOptions):
         return self
 
     def without_files(self) -> Self:
-        """The vectors are among the weights."""
+        """The options without the file of word vectors: the weights that the model gets include them."""
         return self.model_copy(update={"vectors": ""})
 
 
 class BiLstm(Model):
-    """Embedding, linear, bidirectional LSTM, linear, linear; padding is skipped by the recurrence."""
+    """Embedding, linear, bidirectional LSTM, linear, linear. The recurrence skips padding."""
 
     kinds = ("text",)
     Options = BiLstmOptions
@@ -109,12 +109,14 @@ class Lstm(nn.Module):
 
 
 def read_vectors(vectors: str, schema: Schema, dimension: int) -> Tensor:
-    """Word vectors `[schema.vocabulary, dimension]` in the order of the dataset's ids; zero for ids of no word.
+    """Read word vectors `[schema.vocabulary, dimension]` in the order of the dataset's ids; ids not in the file get 0.
 
-    Hashed words may share an id. Such files list frequent words first, so the more frequent word keeps its vector.
+    Hashed words may share an id. Files of word vectors list frequent words first, so the more frequent word keeps its
+    vector.
 
     Raises:
-        EquidpError: the file is missing or broken, a line has another number of values, or no word is the dataset's.
+        EquidpError: the file is missing or broken, a line has another number of values, or the file has none of the
+            dataset's words.
     """
     path = find_own(Path(), vectors)
     if path is None:

@@ -1,8 +1,9 @@
 """Convolutional networks on pixels: `cnn4` and `cnn9` of tempered sigmoids (Papernot et al. 2021), `sa_cnn9`.
 
-SA-DPSGD trains `cnn4` on MNIST and Fashion-MNIST. On CIFAR-10 it prints "9 layers" of earlier work and no table. Batch,
-rate and noise are those that Tramèr and Boneh (2021) print for their network of six convolutions and three pools, nine
-in all, before two linear layers: that is `sa_cnn9`. `cnn9` is the other network it cites: eight layers with weights.
+SA-DPSGD trains `cnn4` on MNIST and Fashion-MNIST. For CIFAR-10 the paper prints only that the network has "9 layers"
+and is from earlier work, without a table. Its batch size, learning rate and noise are those that Tramèr and Boneh
+(2021) print for a network of six convolutions and three pools, nine in all, before two linear layers. That is
+`sa_cnn9`. `cnn9` is the other network that the paper cites: it has eight layers with weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from equidp.data.records import Schema
 from equidp.models.base import AtLeast, Layered, ModelOptions, Standardise
 
 CNN4_LEAST_SIDE = 20
-"""Below this side nothing would be left of an image: smaller ones are padded."""
+"""Smaller images are padded to this side, because the layers would leave nothing of them."""
 CNN9_CHANNELS = (32, 64, 128)
 CNN9_LAST_CHANNELS = 256
 CNN9_LEAST_SIDE = 8
@@ -49,9 +50,9 @@ class Cnn4(Layered):
 
 
 class Cnn9(Layered):
-    """3×3 convolutions 32-32, 64-64, 128-128, each pair average-pooled, then 256 and classes; averaged.
+    """3×3 convolutions 32-32, 64-64, 128-128, each pair average-pooled, then 256 and classes, averaged over the image.
 
-    Eight layers with weights, 605,226 of them on CIFAR-10; the name is older than that count.
+    It has eight layers with weights, whatever its name says, and 605,226 weights on CIFAR-10.
     """
 
     kinds = ("image",)

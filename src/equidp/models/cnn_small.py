@@ -14,14 +14,14 @@ CHANNELS = (20, 50)
 LAST_SIDE = 4
 LEAST_SIDE = 4
 SMALL_SIDE = 16
-"""Images below this side keep their size in the convolutions (3×3, padded): 5×5 would leave nothing of 8×8."""
+"""Smaller images keep their size in the convolutions (3×3, padded), because 5×5 would leave nothing of 8×8 pixels."""
 
 
 class CnnSmallOptions(ModelOptions):
     """Options of `cnn_small`."""
 
     hidden: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Units between the convolutions and the logits. With 500 it is the LeNet of 431,080 parameters on which
+    """Units between the convolutions and the logits. With 500 the model is the LeNet of 431,080 parameters on which
     Bagdasaryan, Poursaeed and Shmatikov (2019) showed the disparate impact of DP-SGD on MNIST."""
 
 
@@ -37,7 +37,7 @@ class CnnSmall(Layered):
         smallest = max(min(height, width), LEAST_SIDE)
         kernel, padding = (3, 1) if smallest < SMALL_SIDE else (5, 0)
         first, second = CHANNELS
-        # 28×28 leaves the second pool as 4×4, so the last pool changes nothing there; larger images are brought to it.
+        # 28×28 leaves the second pool as 4×4, and the last pool changes nothing. It brings larger images to 4×4.
         side = min(LAST_SIDE, smallest // 4)
         self.layers = nn.Sequential(
             Standardise(schema),

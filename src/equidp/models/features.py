@@ -1,7 +1,7 @@
-"""Features: fixed maps of one record at a time, computed once and then trained on: ScatterNet, a pretrained network.
+"""Features: fixed maps of one record at a time, ScatterNet or a pretrained network. Models train on their results.
 
-A map has no trainable parameter and reads no statistic of the data, so it costs no privacy. `extract` gives Records
-that are stored and reused by every algorithm and seed.
+A map has no trainable parameter and reads no statistic of the data, so it costs no privacy. `extract` computes features
+once, as Records, which are stored and reused by every algorithm and seed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ AT_ONCE = 8
 """Windows of photographs that are scattered at a time."""
 
 PASSES = "whole shares"
-"""How records are passed, which decides on last digits: features that were stored otherwise are computed anew."""
+"""How records go through a map. The last digits of features depend on it, so features that were stored under another
+value are computed anew."""
 
 MOST_BYTES = 8 * 2**30
-"""Extracted features beyond this are refused: they would not fit the memory of the machines this runs on."""
+"""The most bytes of extracted features. More are refused, because they would not fit the memory of usual machines."""
 BACKBONE_FEATURE = "backbone."
 
 
@@ -45,14 +46,14 @@ class FeatureOptions(Declared):
 
 
 class FeatureMap(nn.Module):
-    """A fixed map of stored features, such as uint8 `[batch, channels, height, width]`, to those of `self.schema`.
+    """A fixed map from stored features, such as uint8 `[batch, channels, height, width]`, to those of `self.schema`.
 
     Attributes:
         schema: of the extracted features.
-        dtype: they are stored in.
-        kinds: of stored features that it takes.
-        rows: of every pass, records of nobody included. Libraries choose a kernel by it, and two round differently: in
-            a shorter pass one record less would change the others' features.
+        dtype: in which the extracted features are stored.
+        kinds: kinds of stored features that the map takes.
+        rows: number of rows in every pass; a shorter batch is padded. Libraries choose a kernel by this number, and
+            kernels round differently: without padding, one record less would change the others' features.
     """
 
     Options: ClassVar[type[FeatureOptions]] = FeatureOptions
@@ -72,12 +73,13 @@ class FeatureMap(nn.Module):
 
     @classmethod
     def identity(cls, options: Any) -> str:
-        """What the result depends on besides the options, such as a weights file's checksum."""
+        """Return what the features depend on besides records and options, such as a weights file's checksum."""
         return ""
 
 
 PHOTOGRAPHED: dict[tuple[int, int, int, int, str], tuple[Tensor, Tensor]] = {}
-"""Each channel's mean and standard deviation over the photographs, by what they follow from: they take seconds."""
+"""Each channel's mean and standard deviation over the photographs, by the facts that decide them. They are kept because
+computing them takes seconds."""
 
 
 class ScatterOptions(FeatureOptions):
@@ -95,8 +97,9 @@ class Scatter(FeatureMap):
     """Scattering transform (Oyallon & Mallat), normalised within groups of each record's own channels (Tramèr & Boneh
     2021), or each channel by its mean and standard deviation over the two photographs that come with scikit-learn.
 
-    These are of nobody's data. Tramèr & Boneh's variant with statistics of the private data is left out, as it would
-    cost privacy. Half floats are stored: the values are of order one, and there are up to 81 per pixel and channel.
+    The photographs are nobody's private data. Tramèr & Boneh's variant with statistics of the private data is left out,
+    because it would cost privacy. Features are stored as half floats, because the values are of order one, and there
+    are up to 81 per pixel and channel.
     """
 
     Options = ScatterOptions
@@ -125,7 +128,7 @@ class Scatter(FeatureMap):
         if options.photographs:
             key = (channels, height, width, options.scales, str(torch.get_default_device()))
             if key not in PHOTOGRAPHED:
-                with torch.no_grad():  # a few at a time: scattered images are many times as large
+                with torch.no_grad():  # a few at a time, because scattered images are many times as large
                     parts = [self._scattered(some) for some in photographs(channels, height, width).split(AT_ONCE)]
                 values = torch.cat(parts)
                 PHOTOGRAPHED[key] = values.mean((0, 2, 3)), values.std((0, 2, 3))
@@ -165,9 +168,9 @@ class NetworkOptions(FeatureOptions):
         network: `timm:<name>`, `torchvision:<name>` or `hf:<folder>`.
         weights: path of a `.safetensors` file or its folder, or `download`; empty for `hf`.
         size: side that images are resized to; 0 for the network's own.
-        precision: of the network's computations, float32 or bf16.
-        views: of an image, over which features are averaged: 1, 2, 4 or 8.
-        config: of a folder that is not at hand.
+        precision: number format of the network's computations, float32 or bf16.
+        views: number of views of an image over which features are averaged: 1, 2, 4 or 8.
+        config: the network's configuration, where its folder is missing.
     """
 
     network: str
@@ -179,7 +182,7 @@ class NetworkOptions(FeatureOptions):
 
 
 class NetworkFeatures(FeatureMap):
-    """A pretrained network without its last layer: one row of numbers per image, or per text of its own tokens."""
+    """A pretrained network without its last layer: one row of numbers per image, or per text in its own tokens."""
 
     Options = NetworkOptions
     kinds = ("image", "text")
@@ -202,7 +205,7 @@ class NetworkFeatures(FeatureMap):
         return identity(options)
 
     def chunks(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """As the network takes them."""
+        """Positions and stored features of each pass, as the network's `chunks` gives them."""
         return self.network.chunks(features)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -214,10 +217,10 @@ FEATURES: dict[str, type[FeatureMap]] = {"scatter": Scatter, "network": NetworkF
 
 
 def feature_map(name: str, schema: Schema, options: Mapping[str, Any] | None = None) -> FeatureMap:
-    """The feature map registered under a name, for a dataset's raw images (or tokens).
+    """Return the feature map registered under a name, for a dataset's raw images (or tokens).
 
     Raises:
-        EquidpError: an unknown map or option, or data it cannot map.
+        EquidpError: an unknown map or option, or records that the map does not take.
     """
     if maps(name, schema):
         return FEATURES[name](schema, feature_options(name, options)).eval()
@@ -225,7 +228,7 @@ def feature_map(name: str, schema: Schema, options: Mapping[str, Any] | None = N
 
 
 def feature_options(name: str, options: Mapping[str, Any] | None = None) -> FeatureOptions:
-    """Validated options of a feature map.
+    """Return the validated options of a feature map.
 
     Raises:
         EquidpError: an unknown map or option, or a value that is not allowed.
@@ -234,7 +237,7 @@ def feature_options(name: str, options: Mapping[str, Any] | None = None) -> Feat
 
 
 def fingerprint(name: str, options: Mapping[str, Any] | None = None) -> str:
-    """sha256 of everything except the records that `extract`'s result depends on; the result is stored under it.
+    """Return a sha256 of all that features depend on except the records. Features are stored under it.
 
     Raises:
         EquidpError: an unknown map or option, or a weights file that is missing.
@@ -247,16 +250,16 @@ def fingerprint(name: str, options: Mapping[str, Any] | None = None) -> str:
 def extract(
     records: Records, name: str, options: Mapping[str, Any] | None = None, device: torch.device | str = "cpu"
 ) -> Records:
-    """The same records with extracted features, on the CPU.
+    """Return the same records with extracted features, on the CPU.
 
-    What a map does not take (tables, and texts unless it is a network for these) is returned unchanged, with a line in
-    the log.
+    Records that the map does not take are returned unchanged, with a line in the log: tables, and texts unless the map
+    is a network for texts.
 
     Raises:
         EquidpError: no record, an unknown map or option, weights that are not available, or more features than memory
             holds.
     """
-    if not len(records):  # *.jpg found none among .JPG, say: a library would refuse it in words of its own
+    if not len(records):  # for example, *.jpg matches no .JPG file; a library would refuse it less clearly
         raise EquidpError("There are no records to compute features of: check where they are read from.")
     if not maps(name, records.schema):
         feature_options(name, options)
@@ -271,7 +274,7 @@ def extract(
         )
     logger.info("Features %r of %s records are computed, once for all runs.", name, f"{len(records):,}")
     features = torch.empty((len(records), *mapped.schema.shape), dtype=mapped.dtype)
-    shares = WholeShares(mapped)  # at the end of a thread's share another function rounds: others' places move there
+    shares = WholeShares(mapped)  # else a record's last digits would depend on its place among the others
     with torch.no_grad(), tqdm(total=len(records), desc=f"features {name}", unit="record", **frames()) as bar:
         for index, chunk in mapped.chunks(records.features):
             full = padded(chunk, mapped.rows).to(device)
@@ -282,23 +285,23 @@ def extract(
 
 
 def maps(name: str, schema: Schema) -> bool:
-    """Whether a map takes records of a schema; an unknown one is refused."""
+    """Whether a map takes records of a schema. Raises EquidpError for an unknown map."""
     kinds = FEATURES[_known(name)].kinds
     return is_raw_image(schema) or (schema.kind == "text" and "text" in kinds)
 
 
 def is_raw_image(schema: Schema) -> bool:
-    """Whether features are byte images; extracted ones carry no scaling constants."""
+    """Whether features are raw byte images; only their schema has scaling constants."""
     return schema.kind == "image" and bool(schema.mean)
 
 
 def is_row_of_network(schema: Schema) -> bool:
-    """Whether features are a pretrained network's row of numbers, which is a table by its kind."""
+    """Whether features are a pretrained network's rows of numbers, whose kind is `tabular`."""
     return bool(schema.feature_names) and schema.feature_names[0].startswith(BACKBONE_FEATURE)
 
 
 def is_mapped(schema: Schema) -> bool:
-    """Whether features are those of a map: of images without scaling constants, or a network's row of numbers."""
+    """Whether a map gave these features: a network's rows of numbers, or images without scaling constants."""
     return is_row_of_network(schema) or (schema.kind == "image" and not is_raw_image(schema))
 
 

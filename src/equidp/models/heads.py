@@ -1,7 +1,7 @@
 """Models on fixed features: `scatter_linear` and `scatter_cnn`; `backbone` has a file of its own.
 
-They take extracted features (equidp.models.features.extract, computed once), or raw images, which they then map
-themselves in every step: the same result, slower.
+They take extracted features, which `equidp.models.features.extract` computes once. They also take raw images, and map
+them in every step: the result is the same, but slower.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class HeadOptions(ModelOptions):
     """Options of a model on fixed features."""
 
     def feature_options(self) -> dict[str, Any] | None:
-        """Those of the options that belong to the feature map; None where the records stay as they are."""
+        """The options of the feature map; None where the model trains on the records as they are."""
         return {}
 
 
@@ -80,7 +80,7 @@ class ScatterLinear(ScatterHead):
 
 
 class ScatterCnn(ScatterHead):
-    """Scattering transform, two convolutions and two linear layers: a network of ours, in no paper."""
+    """Scattering transform, two convolutions and two linear layers: our own network, from no paper."""
 
     def head(self, schema: Schema, options: ScatterHeadOptions) -> nn.Module:
         """Convolutions of 64 channels, pooled once, then 64 hidden units."""

@@ -1,6 +1,6 @@
 """Pretrained: torchvision's ResNets, rebuilt so that no layer mixes records or works in place, and their weights.
 
-Weights come from torchvision when there is a network, or from a local file. They are never silently random.
+Weights come from torchvision (its cache or the internet), or from a local file. They are never silently random.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from equidp.models.resnet9 import group_norm
 from equidp.system.network import attempt
 
 TORCHVISION = "torchvision"
-"""The value of `weights` that stands for torchvision's own, downloaded once."""
+"""The value of `weights` for torchvision's own weights, which are downloaded once."""
 
 
 class PlainBasicBlock(BasicBlock):
@@ -68,7 +68,7 @@ def resnet(
 
 
 def load_pretrained(model: ResNet, architecture: str, weights: str) -> None:
-    """Put pretrained weights into a model of 1,000 outputs; GroupNorm layers keep their own, all others must be there.
+    """Put pretrained weights into a model of 1,000 outputs. Weights must be given for all layers but GroupNorm.
 
     Args:
         weights: `torchvision`, or the path of a `.safetensors` or `.pth` file.
@@ -91,7 +91,7 @@ def load_pretrained(model: ResNet, architecture: str, weights: str) -> None:
 
 
 def torchvision_state(architecture: str) -> dict[str, Tensor]:
-    """torchvision's default weights, from its cache or the network. Raises EquidpError where neither has them."""
+    """torchvision's default weights, from its cache or the internet. Raises EquidpError where neither has them."""
     published = get_model_weights(architecture).DEFAULT
     state, reason = attempt(lambda: published.get_state_dict(progress=True, check_hash=True))
     if state is None:
@@ -103,7 +103,7 @@ def torchvision_state(architecture: str) -> dict[str, Tensor]:
 
 
 def file_state(path: Path) -> dict[str, Tensor]:
-    """Weights by name from a `.safetensors` file or a `.pth` one; nothing but tensors is read from it.
+    """Read weights by name from a `.safetensors` or `.pth` file; only tensors are read.
 
     Raises:
         EquidpError: the file is missing or holds something else.
@@ -115,7 +115,7 @@ def file_state(path: Path) -> dict[str, Tensor]:
     try:
         safe = path.suffix == ".safetensors"
         state: Any = load_file(path) if safe else torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # torch's restricted reader lets many kinds of error through
+    except Exception as error:  # torch's restricted reader raises many kinds of errors
         raise EquidpError(f"model.options.weights: {path} holds no plain weights ({first_line(error)}).") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise EquidpError(f"model.options.weights: {path} holds no plain weights, but a {type(state).__name__}.")

@@ -1,7 +1,7 @@
 """`psasc_cnn`: four convolutions and one linear layer, DP-PSASC's network for MNIST and Fashion-MNIST.
 
-The paper prints these layers and that it trains with Opacus, but no widths. These are the widths of the network of
-Opacus' own example, which has just these layers; the choice is ours.
+The paper prints the kinds of layers, but not their widths, and says that it trains with Opacus. We chose the widths of
+the network in Opacus' own example, which has the same layers.
 """
 
 from __future__ import annotations

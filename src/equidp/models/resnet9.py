@@ -47,10 +47,10 @@ class ResNet9(Layered):
 
 
 class Residual(nn.Sequential):
-    """Its layers' output, added to their input."""
+    """Layers whose output is added to their input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`; not added in place, because the engine keeps layer outputs."""
+        """Same shape as `x`. The sum is not in place, because the engine keeps layer outputs."""
         return x + super().forward(x)
 
 

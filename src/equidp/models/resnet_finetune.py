@@ -28,7 +28,7 @@ class ResNetFinetuneOptions(ModelOptions):
     train_from: Literal["conv1", "layer1", "layer2", "layer3", "layer4", "fc"] = "conv1"
     """First stage that is trained; the stages before it stay as they are."""
     size: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Side that images are resized to, 0 to keep theirs."""
+    """Side that images are resized to; 0 to keep their size."""
 
     @model_validator(mode="after")
     def _frozen_statistics_are_somebodys(self) -> Self:
@@ -37,7 +37,7 @@ class ResNetFinetuneOptions(ModelOptions):
         return self
 
     def without_files(self) -> Self:
-        """Frozen statistics are among the weights."""
+        """The options without pretrained weights: the weights that the model gets include frozen statistics."""
         return self.model_copy(update={"weights": SCRATCH})
 
 

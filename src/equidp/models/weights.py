@@ -31,7 +31,7 @@ class Weights:
 
 
 def save_weights(weights: Weights, path: Path) -> None:
-    """Write beside the target, then replace it: a reader never sees half a file."""
+    """Write to a file beside the target, then replace the target, so that a reader never sees half a file."""
     with replacing(path) as part:
         save_file(weights.tensors, part, metadata={"card": json.dumps(weights.card)})
 
@@ -41,7 +41,7 @@ def load_weights(path: Path) -> Weights:
     try:
         with safe_open(path, framework="pt") as file:
             card = json.loads((file.metadata() or {})["card"])
-            # copies: Windows does not replace a file that is mapped
+            # copied, because Windows does not replace a file that is mapped
             return Weights({name: file.get_tensor(name).clone() for name in file.keys()}, card)  # noqa: SIM118
     except FileNotFoundError as error:
         raise EquidpError(f"There is no model {path}: train one first.") from error
@@ -50,7 +50,7 @@ def load_weights(path: Path) -> Weights:
 
 
 def network_of(weights: Weights, device: torch.device | None = None) -> nn.Module:
-    """The model that the card describes, with these weights; on the GPU where there is one and no device is named."""
+    """Return the model that the card describes, with these weights; without `device`, on the GPU if there is one."""
     schema = Schema.from_dict(weights.card["schema"])
     if (name := weights.card["model"]) not in MODELS:
         raise EquidpError(f"The network {name!r} is of another package than equidp: install the one that adds it.")
@@ -60,5 +60,5 @@ def network_of(weights: Weights, device: torch.device | None = None) -> nn.Modul
 
 
 def parameters_of(weights: Weights) -> int:
-    """How many parameters the model has: the file also holds its buffers, such as the statistics of BatchNorm."""
+    """Number of the model's parameters. Buffers in the file, such as the statistics of BatchNorm, do not count."""
     return sum(parameter.numel() for parameter in network_of(weights, torch.device("cpu")).parameters())

@@ -68,7 +68,10 @@ class WideResNet(Layered):
 
 
 class Block(nn.Module):
-    """Two convolutions, each after GroupNorm and activation; the input is added, by a 1×1 convolution if it must be."""
+    """Two convolutions, each after GroupNorm and activation. The input is added.
+
+    If its shape differs from the output, a 1×1 convolution adapts it.
+    """
 
     def __init__(self, before: int, after: int, stride: int, options: WideResNetOptions) -> None:
         super().__init__()

@@ -13,7 +13,10 @@ warnings.filterwarnings("ignore", message="One or more dataset names contain '.'
 
 
 def given(function: Callable, **values: Any) -> Callable:
-    """A node's function with some of its arguments, under its own name; a function, as `%load_node` shows no other."""
+    """Return a node's function with some arguments set, under its own name.
+
+    It is a function and not a `partial`, because `%load_node` shows the code of functions only.
+    """
 
     @wraps(function)
     def bound(*inputs: Any) -> Any:

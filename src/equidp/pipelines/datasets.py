@@ -15,7 +15,8 @@ from equidp.reporting.rendering import linked, whole
 from equidp.system.files import remove, replacing, replacing_folder
 
 UNDATED = 315_619_200
-"""2 January 1980, the date of every file that goes out: a date tells when a training ended. Zip has no earlier one."""
+"""2 January 1980, the date of every file that goes out: a true date would tell when a training ended. Zip files have no
+date before 1980."""
 
 
 class _PathDataset(AbstractDataset[Any, Any]):
@@ -26,7 +27,7 @@ class _PathDataset(AbstractDataset[Any, Any]):
         self.metadata = metadata
 
     def save(self, data: Any) -> None:
-        """Refused: what writes it has an entry of its own, or it is not written as a whole."""
+        """Refuse: the writer of this place has a catalog entry of its own, or does not write it as a whole."""
         raise DatasetError(f"{self._filepath} is read here, not saved.")
 
     def _describe(self) -> dict[str, Any]:
@@ -57,10 +58,10 @@ class WeightsDataset(_PathDataset):
 
 
 class OptionalDocumentDataset(_PathDataset):
-    """A JSON document; an empty one where there is no file, and no file where an empty one is saved."""
+    """A JSON document. A missing file is loaded as an empty document; an empty document is saved as no file."""
 
     def save(self, data: dict[str, Any]) -> None:
-        """Write it whole, or remove what an earlier run left. Raises EquidpError where the disk refuses."""
+        """Write the document as a whole, or remove an earlier run's. Raises EquidpError where the disk refuses."""
         if not data:
             remove(self._filepath)
             return
@@ -88,7 +89,7 @@ class PageDataset(_PathDataset):
         self._library = Path(library)
 
     def save(self, data: str) -> None:
-        """Write it whole. Raises EquidpError where the disk refuses."""
+        """Write the page as a whole. Raises EquidpError where the disk refuses."""
         page = linked(data, self._filepath, self._library)
         with replacing(self._filepath) as part:
             part.write_text(page, encoding="utf-8")

@@ -15,7 +15,7 @@ VERSIONS = ("equidp", "torch", "dp-accounting", "kedro", "mlflow", "scikit-learn
 def provenance_facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Where the data came from, and which code made the run."""
     versions = {name: importlib.metadata.version(name) for name in VERSIONS}
-    known = {name: fact for name, fact in provenance.items() if name != "remarks"}  # which stand on top of a page
+    known = {name: fact for name, fact in provenance.items() if name != "remarks"}  # remarks are at the top of a page
     return {**known, "commit": git_commit(), "python": platform.python_version(), **versions}
 
 

@@ -15,10 +15,10 @@ ALARMS = (0.001, 0.01, 0.05, 0.1)
 
 
 def recognised(privacy: Mapping[str, Any], alarms: float) -> float:
-    """The largest rate of recognised members at a rate of false alarms, an upper bound.
+    """Return an upper bound on the rate of recognised members at a rate of false alarms.
 
-    From the statement's trade-off curve where it has one, else from (ε, δ) alone, which is never smaller: every test
-    obeys TPR ≤ e^ε·FPR + δ, and the same with members and others exchanged, TPR ≤ 1 − e^−ε·(1 − δ − FPR).
+    It follows from the statement's trade-off curve if there is one, else from (ε, δ) alone, which never gives a smaller
+    bound. Every test obeys TPR ≤ e^ε·FPR + δ and, with members and others exchanged, TPR ≤ 1 − e^−ε·(1 − δ − FPR).
     """
     epsilon, delta = privacy["epsilon"], privacy["delta"]
     factor = math.exp(min(epsilon, 700))
@@ -26,7 +26,7 @@ def recognised(privacy: Mapping[str, Any], alarms: float) -> float:
     curve = privacy.get("trade_off")
     if not curve:
         return bound
-    # misses fall as false alarms rise: between two points of the curve those of the next one still bound
+    # misses fall as false alarms rise, so between two points of the curve the misses at the next point are a bound
     place = bisect_left(curve["false_alarms"], alarms)
     return min(bound, 1 - curve["misses"][place]) if place < len(curve["misses"]) else bound
 
@@ -37,7 +37,7 @@ def from_curve(privacy: Mapping[str, Any]) -> bool:
 
 
 def factor_text(epsilon: float) -> str:
-    """e^ε in four digits, rounded up: by so much the probability of any result may differ."""
+    """e^ε in four digits, rounded up: the factor by which the probability of any result may differ."""
     factor = math.exp(min(epsilon, 700))
     digits = 4 if factor < 1e6 else 3
     place = 10.0 ** (math.floor(math.log10(factor)) + 1 - digits)

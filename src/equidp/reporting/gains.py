@@ -10,7 +10,7 @@ from equidp.reporting.titles import METRIC_TITLES
 from equidp.tasks.base import Task
 
 MOST_DRAWN = 60
-"""More runs than these are tabulated, not drawn."""
+"""The most runs that are drawn; more are only tabulated."""
 
 NO_STATEMENT = (
     "This is no privacy statement: gains are of exact figures, outside the guarantee, and no ε on this page covers the "
@@ -19,7 +19,7 @@ NO_STATEMENT = (
 
 
 def gains_table(compared: pd.DataFrame, task: type[Task]) -> pd.DataFrame:
-    """The comparison as its readers see it: `compared` as of `figures.gains`."""
+    """The comparison as a table for readers; `compared` is as of `figures.gains`."""
     title = METRIC_TITLES[task.main]
     columns = {"gain": f"gain in {title}", "worst_gain": "gain of the worst group"}
     shown = compared[["run", "reference"]].rename(columns={"reference": "over"})
@@ -32,7 +32,7 @@ def gains_table(compared: pd.DataFrame, task: type[Task]) -> pd.DataFrame:
 
 
 def gains_caption(compared: pd.DataFrame, task: type[Task]) -> str:
-    """What the figure's points and lines are."""
+    """Say what the figure's points and lines are."""
     if not compared[["gain±", "worst_gain±"]].notna().any(axis=None):
         return "Points are of a single seed, or of seeds that agree: no interval is known."
     cut = ", cut at −1 and 1" if task.most == 1 else ""
@@ -42,7 +42,7 @@ def gains_caption(compared: pd.DataFrame, task: type[Task]) -> str:
 
 
 def gains_notes(compared: pd.DataFrame, task: type[Task]) -> Iterator[str]:
-    """What the gains are, how many there are, and what they are not; `attrs["remarks"]` are sentences of the sweep."""
+    """Say what the gains are, how many, and what they are not; `attrs["remarks"]` are sentences of the sweep."""
     if len(compared):
         title, lowest = METRIC_TITLES[task.main], task.best.get(task.main) == "lowest"
         better = f"{'smaller' if lowest else 'larger'} {title} is better, and a gain above 0 is for the better"

@@ -1,4 +1,4 @@
-"""The dozen figures that stand for a run where runs are compared; all others are in its files."""
+"""The dozen figures that stand for a run where runs are compared. All other figures are in the run's files."""
 
 from __future__ import annotations
 

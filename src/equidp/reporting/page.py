@@ -29,7 +29,7 @@ MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
 
 CARD_GROUPINGS = 3
-"""So many groupings have figures at the top of a page."""
+"""The most groupings that have figures at the top of a page."""
 
 MAX_DETAILED = 4
 """Up to this many private algorithms, each has a figure of ε by accountant; with more, all share one figure of ε."""
@@ -141,7 +141,7 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
 
 
 def _lines(chart: go.Figure, documents: Mapping[str, Mapping], task: type[Task], least: str) -> str:
-    """What the lines on the bars mean, if there are any; `least` is the lowest possible value."""
+    """Say what the lines on the bars mean, if there are any; `least` is the lowest possible value."""
     if not any(map(_has_intervals, chart.data)):
         return ""
     begin = "On hovering: " if chart.data[0].type == "heatmap" else "Lines are "
@@ -225,7 +225,7 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
 
 
 def _interval(of: Mapping, least: float, most: float, sign: str = "") -> str:
-    """The interval of an accuracy over all records, or of its cost, where there is one, as far as it is possible."""
+    """The interval over all records of the main metric or its cost, cut at the possible values; empty without one."""
     ends = (of.get("intervals") or {}).get("overall")
     return f"{interval_text(ends, least, most, f'{sign},')} at 95 %" if ends else ""
 
@@ -307,7 +307,7 @@ def _settings(settings: Mapping, rows: Mapping) -> Mapping[str, Mapping]:
 
 
 def _common(settings: Iterable[Mapping]) -> dict[str, Any]:
-    """Those that all have alike."""
+    """Return the settings that are the same in all of these."""
     first, *others = settings
     return {name: value for name, value in first.items() if all(of.get(name) == value for of in others)}
 
@@ -317,7 +317,7 @@ def _without(settings: Mapping, said: Collection[str]) -> dict[str, Any]:
 
 
 def privacy_facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
-    """An algorithm's `privacy.json`; one without is not private."""
+    """Return an algorithm's `privacy.json`. An algorithm without it is not private."""
     return {"private": True, **privacy[name]} if name in privacy else {"algorithm": name, "private": False}
 
 
@@ -328,7 +328,7 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
 
 
 def _privacy_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> Iterator[str]:
-    """What ε does not mean here."""
+    """Say what ε does not mean here."""
     yield from filter(None, map(research_mode, privacy.values()))
     if any(facts.get("secure") for facts in privacy.values()):
         yield INSIDE
@@ -342,7 +342,7 @@ def _privacy_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Ma
 
 
 def training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
-    """Baselines and models that learnt nothing, or diverged, or could be trained better."""
+    """Name baselines and models that learnt nothing, or diverged, or could be trained better."""
     task = task_in(documents)
     if others := tables.other_baseline(documents):
         yield f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here."
@@ -379,13 +379,13 @@ def training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
 
 
 def _together(sentences: Mapping[str, str]) -> Iterator[str]:
-    """What is said of several models, once, after their names."""
+    """Yield each sentence once, after the names of all models that it is about."""
     for said in dict.fromkeys(sentences.values()):
         yield f"{', '.join(name for name, of in sentences.items() if of == said)} {said}."
 
 
 def _record_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
-    """Which records and seeds the figures are of."""
+    """Say which records and seeds the figures are of."""
     of_classes = [of for document in documents.values() for of in document["groups"].get("class", {}).items()]
     if absent := dict.fromkeys(name for name, figures in of_classes if not figures["count"]):
         yield f"No test record is of class {listed_names(absent)}: the figures say nothing about it."
@@ -410,7 +410,7 @@ def _record_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
 
 
 def _of_some_seeds(documents: Mapping[str, Mapping]) -> Iterator[str]:
-    """What happened in some of the seeds that a row's means are over, and that no mean shows."""
+    """Say what happened in only some of a row's seeds, because no mean shows it."""
     task = task_in(documents)
     for name, document in documents.items():
         of = f"of the {document.get('seeds')} seeds of {name}"
@@ -427,7 +427,7 @@ def _of_some_seeds(documents: Mapping[str, Mapping]) -> Iterator[str]:
 
 
 def _doubtful_rules(names: Collection[str], privacy: Mapping[str, Mapping]) -> str:
-    """One sentence for several algorithms: whose published ε is below ours, and whose is by a rule that is none."""
+    """One sentence on several algorithms: whose published ε is below ours, and whose rule gives no guarantee."""
     lower = [name for name in names if privacy[name]["epsilon_published"]["value"] < privacy[name]["epsilon"]]
     other = [name for name in names if name not in lower]
     faults = [f"understates it in {', '.join(lower)}"] if lower else []

@@ -83,7 +83,7 @@ def privacy_sections(privacy: Mapping) -> tuple[Section, ...]:
 
 
 def research_mode(privacy: Mapping) -> str | None:
-    """A warning where the run's noise can be recomputed or was not protected, else None."""
+    """Return a warning if the run's noise can be recomputed or was not protected, else None."""
     if not privacy.get("private", True):
         return None
     if privacy.get("seed") is not None and not privacy.get("secure"):
@@ -138,7 +138,7 @@ def _protected(privacy: Mapping) -> Section:
 
 
 def _test_records(privacy: Mapping) -> list[str]:
-    """What holds for records of the evaluated part; nothing where an entry of their own says it."""
+    """Say what holds for records of the evaluated part; nothing if they have an entry of their own."""
     if privacy.get("evaluation"):
         return []
     if privacy.get("test_records_decide"):
@@ -147,7 +147,7 @@ def _test_records(privacy: Mapping) -> list[str]:
 
 
 def _replacing(privacy: Mapping) -> list[str]:
-    """What holds if a record is replaced rather than left out."""
+    """Say what holds if a record is replaced instead of left out."""
     if "epsilon_replace_one" not in privacy:
         return []
     value, unit = privacy["epsilon_replace_one"], _unit(privacy)
@@ -216,21 +216,21 @@ def _basis_of_guarantee(privacy: Mapping) -> str:
 
 
 def but_repeated(privacy: Mapping) -> str:
-    """What was not fixed before training, where a crash has steps taken again."""
+    """Say what was not fixed before training, if a crash caused steps to be taken again."""
     return ", but for steps that were taken again after a break" if privacy.get("steps_repeated") else ""
 
 
 def _spent_as(privacy: Mapping) -> str:
-    """What ε was computed from."""
+    """Say what ε was computed from."""
     if (privacy.get("trials") or {}).get("max") != 1 and privacy.get("trials"):
         return "all declared trials"
     if _fixed_ledger(privacy):
-        return "the whole plan" if "charged" in privacy else "the ledger"  # a loop was left before its end
+        return "the whole plan" if "charged" in privacy else "the ledger"  # `charged`: the loop was left before its end
     return "the budget" if "filter_order" in privacy else "the cap"
 
 
 def recomputed(privacy: Mapping) -> str:
-    """How to compute the same ε from privacy.json."""
+    """Say how to compute the same ε from privacy.json."""
     fixed, trials = _fixed_ledger(privacy), privacy.get("trials") or {}
     text = "privacy.json lists the events one by one"
     if not fixed:
@@ -252,7 +252,7 @@ def recomputed(privacy: Mapping) -> str:
 
 
 def _fixed_ledger(privacy: Mapping) -> bool:
-    """Whether ε is that of the ledger as listed, and not a budget's, when the events depended on outputs."""
+    """Whether ε is that of the listed ledger. If events depended on outputs, it is that of a budget or a cap."""
     if "epsilon_fixed_before_training" in privacy:
         return bool(privacy["epsilon_fixed_before_training"])
     bounds = [privacy[k] for k in ("epsilon_rdp", "epsilon_pld") if privacy.get(k) is not None]
@@ -260,7 +260,7 @@ def _fixed_ledger(privacy: Mapping) -> bool:
 
 
 class PublishedWords(NamedTuple):
-    """What the figure to compare with papers, and its formula, are called, and whose formula it is."""
+    """What the figure to compare with papers is called, what its formula is called, and whose formula it is."""
 
     title: str
     formula: str
@@ -268,7 +268,7 @@ class PublishedWords(NamedTuple):
 
 
 def published_words(privacy: Mapping) -> PublishedWords:
-    """By whether a paper has the algorithm; statements of older versions do not tell where none has."""
+    """Return these words, which depend on whether a paper has the algorithm. Old statements do not say if none has."""
     if (privacy.get("epsilon_published") or {}).get("paper", True):
         whose = (
             "The figure as published follows the paper's own formula, or one of the gradients alone where its count of "
@@ -283,7 +283,7 @@ def published_words(privacy: Mapping) -> PublishedWords:
 
 
 def understated(privacy: Mapping) -> str | None:
-    """A warning where the published figure is below the guarantee, or follows a rule known not to hold; else None."""
+    """Return a warning if the published figure is below the guarantee, or its rule is known not to hold; else None."""
     published = privacy.get("epsilon_published") or {}
     value, ours = published.get("value"), privacy.get("epsilon")
     if value is None or ours is None or (published.get("guarantee", True) and value >= 0.999 * ours):
@@ -422,7 +422,7 @@ def _curve(privacy: Mapping) -> Section | None:
         )
     rates = list(zip(curve["false_alarms"], curve["misses"], strict=True))
     rows = [(FALSE_ALARMS, 1 - curve["recognised_at_1_percent"])]
-    # every one of these rates stands in the curve, unless δ is larger
+    # the curve has each of these rates, unless δ is larger
     rows += [(alarm, missed) for alarm, missed in rates if alarm in (0.05, 0.1, 0.5)]
     shown = tuple((f"{100 * alarms:.3g} %", share_text(1 - missed)) for alarms, missed in rows)
     return Section("What an attacker can do at most", tuple(lines), ("accused wrongly", "recognised at most"), shown)

@@ -13,9 +13,10 @@ ENDS, SPACE = "95 % of {}", "\N{NO-BREAK SPACE}"
 
 
 def rates_tables(documents: Mapping[str, Mapping]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """A caption and a frame for each grouping; none where no class is positive.
+    """Yield a caption and a frame for each grouping; nothing if no class is positive.
 
-    One row per group and algorithm; each rate's column is followed by its interval's, where some row has one.
+    A frame has one row per group and algorithm. If some row has an interval of a rate, the intervals' column follows
+    the rate's column.
     """
     every = {name: document for name, document in with_baseline(documents).items() if "rates" in document}
     for grouping in groupings_of(every):

@@ -16,8 +16,8 @@ HIDDEN = "hidden by noise"
 
 
 def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> tuple[list[str], list[PageTable]]:
-    """Sentences and tables of `metrics_release.json`; `beside_exact`: the page has exact figures, too."""
-    unit = unit_noun(document["unit"])  # one with several records counts once
+    """Sentences and tables of `metrics_release.json`; `beside_exact` says that the page has exact figures too."""
+    unit = unit_noun(document["unit"])  # a unit with several records counts once
     units = f"{unit}s"
     sentences = [
         f"From one histogram of the {document['part']} part with Gaussian noise: ε = "

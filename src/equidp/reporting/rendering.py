@@ -1,10 +1,10 @@
 """An HTML page as text: one self-contained file that loads nothing from anywhere.
 
-It holds Plotly's library compressed. Where many pages lie in one folder, `linked` puts one copy of it there instead.
+It holds Plotly's library compressed. If many pages are in one folder, `linked` puts one copy of the library there.
 
-Names from data reach the page in three places, each escaped in its own way: HTML text by Jinja's autoescape, Plotly
-labels by `style.label`, JSON inside `<script>` by `_json_for_script`. A content security policy that allows only this
-file's own scripts, by hash, and no request at all stands behind the three.
+Names from data reach the page in three places, and are escaped in each: HTML text by Jinja's autoescape, Plotly labels
+by `style.label`, JSON inside `<script>` by `_json_for_script`. As a second protection, a content security policy allows
+only this file's own scripts, by hash, and no request at all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ with without_ipython():
     from plotly.offline import get_plotlyjs
 
 LIBRARY = "plotly.min.js"
-"""The file beside which many pages lie."""
+"""Name of the file of Plotly's library that many pages share."""
 
 INSIDE = re.compile(r'<script id="library"[^>]*>[^<]*</script>')
 """Plotly's place on a page."""
@@ -45,16 +45,16 @@ WIDE_FROM = 25
 """A chart with more bars than this takes the page's full width."""
 
 SHORT = 10
-"""A text of so many characters takes no more room than the numbers below it."""
+"""A heading or cell of so many characters is not broken, because it takes no more room than numbers do."""
 
 FOLDED_FROM = 60
 """A table with more rows than this shows its caption until a reader opens it."""
 
 UNSET = "–"
-"""Stands for no value."""
+"""The text for a setting without a value."""
 
 NO_VALUES: tuple[object, ...] = (None, "", {}, "None", "[]", "{}")
-"""The texts are MLflow's, which keeps settings as text."""
+"""Values that count as none. The texts are here because MLflow keeps settings as text."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class TableCell:
 
     @classmethod
     def of(cls, text: object) -> TableCell:
-        """Words, sorted as they are."""
+        """A cell of words, sorted by these words."""
         return cls(str(text), str(text))
 
 
@@ -100,12 +100,13 @@ def render(
     warnings: Sequence[str],
     **content: Any,
 ) -> str:
-    """A page from one of the templates in `assets` that extend `base.html.j2`.
+    """Return a page made from one of the templates in `assets` that extend `base.html.j2`.
 
     Args:
         title: heading, and the browser's title.
         drawn: figures with their captions; those without data are left out.
-        settings: nested or flat, by a caption ("" for none). Of the first, those without a value are only named.
+        settings: nested or flat, by a caption ("" for none). In the first block, settings without a value are only
+            named.
         provenance: commit, data checksums, versions; nested or flat.
         warnings: sentences on top of the page.
         content: further values that the template needs.
@@ -136,29 +137,29 @@ def render(
 
 
 def linked(page: str, place: Path, folder: Path) -> str:
-    """A self-contained page, which will lie at `place`, that takes Plotly from a folder above it instead.
+    """Return a self-contained page so changed that it takes Plotly from `folder`, above its place.
 
-    Plotly is written there unless it is there.
+    Plotly's file is written there if it is missing.
     """
     library, text = folder / LIBRARY, get_plotlyjs().encode()
     if not library.is_file() or library.stat().st_size != len(text):
         with replacing(library) as part:
             part.write_bytes(text)
     address = quote(os.path.relpath(library, place.parent).replace(os.sep, "/"))
-    # 'self' where a server shows the page; a page that is a file has no self
+    # 'self' is for a page from a server; `file:` is for a page opened as a file, which has no self
     return INSIDE.sub(f'<script id="library" src="{address}"></script>', page).replace(
         "script-src ", "script-src 'self' file: ", 1
     )
 
 
 def whole(page: str) -> str:
-    """A linked page as one self-contained file again."""
+    """Return a linked page as one self-contained file again."""
     return INSIDE.sub(_packed(), page).replace("script-src 'self' file: ", "script-src ", 1)
 
 
 @cache
 def _packed() -> str:
-    """Plotly's library, a third of its size: the page's own script unpacks it."""
+    """Plotly's library, compressed to a third of its size; the page's own script unpacks it."""
     text = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
     return f'<script id="library" type="application/gzip">{text}</script>'
 
@@ -190,19 +191,19 @@ def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
 
 
 def _breakable(text: str) -> Markup:
-    """Text whose lines may end behind the signs that join names: `sex*class` and `race:White` make wide columns."""
+    """Return text in which a line may end after the signs that join names, because `race:White` makes a wide column."""
     end = r"\1<wbr>" if len(text) > SHORT else r"\1"
-    return Markup(re.sub(r"([*:])", end, str(escape(text))))  # what `escape` writes holds neither
+    return Markup(re.sub(r"([*:])", end, str(escape(text))))  # `escape` itself writes neither of these signs
 
 
 def _json_for_script(facts: Mapping) -> Markup:
-    """JSON that no HTML parser can mistake for the end of its `<script>` element."""
+    """Return JSON in which no HTML parser can see the end of the `<script>` element."""
     text = json.dumps(facts, ensure_ascii=True, allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def flat_texts(values: Mapping) -> dict[str, str]:
-    """Nested settings as texts by dotted names, as a user would type them; `UNSET` for those without a value."""
+    """Return nested settings as texts by dotted names, as a user would type them; `UNSET` for no value."""
     return {name: _typed(value) for name, value in dotted(values, empty=True).items()}
 
 

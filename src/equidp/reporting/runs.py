@@ -1,6 +1,6 @@
-"""Tracked runs as frames for the figures: what `mlflow.search_runs()` returns, without MLflow's prefixes.
+"""Tracked runs as frames for the figures: the result of `mlflow.search_runs()` without MLflow's prefixes.
 
-No MLflow is needed here: any frame with its column names will do.
+MLflow itself is not needed here: any frame with the same column names will do.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from equidp.algorithms import BASELINE
 from equidp.reporting.titles import METRIC_TITLES
 
 NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
-"""Parameters in which seeds of one setting may differ: no result depends on them, the seed's aside."""
+"""Parameters in which the seeds of one setting may differ: except for `seed`, no result depends on them."""
 
 
 def runs_frame(tracked: pd.DataFrame) -> pd.DataFrame:
     """One row per run: `algorithm`, `dataset`, `seed`, `epsilon`, `noise_multiplier`, overall metrics, settings.
 
     Args:
-        tracked: the result of `mlflow.search_runs()`; runs without an algorithm's tag are left out, and those that have
-            not finished. Of a seed that was run again with the same settings the newest run is taken.
+        tracked: the result of `mlflow.search_runs()`. Runs that have not finished and runs without an algorithm's tag
+            are left out. If a seed was run again with the same settings, the newest run is taken.
 
     Returns:
-        Test metrics under their names, settings under their dotted names (the baseline's options too, which costs
-        depend on), and the options of a run's own algorithm as `options.<name>`. Settings that are numbers are numbers.
-        `noise_multiplier` is the one that was trained with.
+        Test metrics under their names, settings under their dotted names (also the baseline's options, because costs
+        depend on them), and the options of a run's own algorithm as `options.<name>`. Numeric settings are numbers.
+        `noise_multiplier` is that of the training, not the setting.
     """
     mine = tracked[tracked["tags.algorithm"].notna()] if "tags.algorithm" in tracked else tracked.iloc[:0]
-    mine = mine[mine["tags.summary"].isna()] if "tags.summary" in mine else mine  # a sweep's means are no runs
+    mine = mine[mine["tags.summary"].isna()] if "tags.summary" in mine else mine  # without a sweep's runs of means
     mine = _newest(mine[mine["status"] == "FINISHED"] if "status" in mine else mine)
     columns = {"algorithm": mine.get("tags.algorithm"), "dataset": mine.get("tags.dataset")}
     columns |= {"raw_fingerprint": mine.get("tags.raw_fingerprint")}
@@ -57,7 +57,7 @@ def group_costs(
         tracked: the result of `mlflow.search_runs()`, with its column `run_id`.
         grouping: its name, `sex*race` for a product.
         document: gives the `metrics.json` of the run with an id.
-        metric: whose cost of privacy.
+        metric: the metric whose cost of privacy is taken.
     """
     runs = runs_frame(tracked)
     rows = []
@@ -69,7 +69,7 @@ def group_costs(
 
 
 def _newest(runs: pd.DataFrame) -> pd.DataFrame:
-    """The newest of runs that are alike in algorithm, files, settings and seed. No two secure runs are alike."""
+    """Of runs that are alike in algorithm, files, settings and seed, keep the newest. No two secure runs are alike."""
     if "start_time" in runs:
         runs = runs.sort_values("start_time", ascending=False, kind="stable")
     names = [c for c in runs.columns if c.startswith("params.")]
@@ -80,7 +80,7 @@ def _newest(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _own_options(mine: pd.DataFrame, settings: dict[str, pd.Series]) -> dict[str, pd.Series]:
-    """`dpsgd.options.clip_norm` of the runs of dpsgd and the like, as one column `options.clip_norm`."""
+    """Merge each algorithm's own options: `dpsgd.options.clip_norm` of dpsgd's runs goes to `options.clip_norm`."""
     options: dict[str, pd.Series] = {}
     for name, values in settings.items():
         owner, _, option = name.partition(".options.")
@@ -92,7 +92,7 @@ def _own_options(mine: pd.DataFrame, settings: dict[str, pd.Series]) -> dict[str
 
 
 def _numbers(values: pd.Series) -> pd.Series:
-    """Numbers, if all known values are numbers: MLflow stores settings as text."""
+    """Return numbers if all known values are numbers, because MLflow stores settings as text."""
     known = values[values.notna() & (values != "None")]
     try:
         return pd.to_numeric(known).reindex(values.index)

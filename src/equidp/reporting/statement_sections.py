@@ -31,12 +31,12 @@ def epsilon_text(value: float | None, decimals: int = 4) -> str:
 
 
 def delta_text(value: float, digits: int = 6) -> str:
-    """δ rounded up, for the same reason: ε is not for a smaller one."""
+    """δ rounded up, because ε does not hold at a smaller δ."""
     return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):.{digits}g}"
 
 
 def steps_text(privacy: Mapping) -> str:
-    """Planned steps, and how many the model took where a budget ended them or some were refused.
+    """Planned steps, and the number that the model took if a budget ended training or steps were refused.
 
     Both numbers are in privacy.json, which goes out too.
     """
@@ -45,10 +45,10 @@ def steps_text(privacy: Mapping) -> str:
 
 
 def noise_text(privacy: Mapping) -> str:
-    """The noise multiplier σ of the gradients' sum; where it changes by steps, also that of the ledger's events.
+    """The noise multiplier σ of the gradients' sum; if it changes by steps, also the range of the ledger's events.
 
-    Of a schedule, or of a sampler that balances its noise, σ is what factors are applied to: steps may have had less.
-    What else is released (counts, losses) is mostly of other samples.
+    A schedule, or a sampler that balances its noise, applies factors to σ, so steps may have had less noise. Only
+    events with the steps' sampling rate are taken, because other releases (counts, losses) mostly have another rate.
     """
     given, ledger = f"{privacy['noise_multiplier']:.6g}", privacy["ledger"]
     sampled = [event for event in ledger if event["sampling_rate"] < 1]
@@ -63,7 +63,7 @@ def evaluated(privacy: Mapping) -> str:
 
 
 def released_figures(privacy: Mapping) -> Section | None:
-    """What the figures that were released with noise cost the records that they are of; None where there are none."""
+    """Say what figures released with noise cost the evaluated records; None if there are no such figures."""
     entry = privacy.get("evaluation")
     if not entry:
         return None
@@ -95,7 +95,7 @@ def released_figures(privacy: Mapping) -> Section | None:
 
 
 def _of_both_parts(privacy: Mapping, entry: Mapping) -> str:
-    """What the ε of the training and that of figures of another part say together."""
+    """Say what the ε of the training and the ε of figures of another part mean together."""
     if (privacy.get("membership") or {}).get("how") == "strata":
         return (
             "The parts were drawn from all records at once (data.membership=strata): one row more in the table "
@@ -111,7 +111,7 @@ def _of_both_parts(privacy: Mapping, entry: Mapping) -> str:
 
 
 def tuning(privacy: Mapping) -> Section | None:
-    """Who pays what for a choice of settings; None where none were chosen."""
+    """Say what a choice of settings costs the records of each part; None if none were chosen."""
     entry = privacy.get("tuning")
     if not entry:
         return None
@@ -161,7 +161,7 @@ LAWS = {
     "negative_binomial": "the truncated negative binomial law",
     "poisson": "the Poisson law, drawn again while it is 0",
 }
-"""Of the number of trials, in words."""
+"""Laws of the number of trials, in words."""
 
 
 def trials(privacy: Mapping) -> Section | None:

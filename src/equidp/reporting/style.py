@@ -1,4 +1,4 @@
-"""The style of all figures: colours for colour-blind readers too, and dashes and patterns that print well."""
+"""The style of all figures: colours that colour-blind readers can tell apart, dashes and patterns that print well."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-seri
 HEIGHT = 380
 ROW_HEIGHT = 26
 NOTED_TOP = 26
-"""Pixels above a title with a note: Plotly moves the first of two lines up, beyond the edge."""
+"""Pixels above a title with a note, because Plotly moves the first of two lines up, beyond the edge."""
 
 LONGEST_TICK = 24
 LONGEST_NAME = 48
@@ -86,13 +86,13 @@ def figure(title: str, x: str, y: str) -> go.Figure:
 
 
 def noted(chart: go.Figure, note: str) -> go.Figure:
-    """The figure with a note below its title, for where it is shown alone, without its page's caption."""
+    """Return the figure with a note below its title, for places without the page's caption."""
     text, height = f"{chart.layout.title.text}<br><sup>{note}</sup>", chart.layout.height or HEIGHT
     return chart.update_layout(title={"text": text, "y": 1 - NOTED_TOP / height}, margin_t=100)
 
 
 def blank(title: str, height: int = HEIGHT) -> go.Figure:
-    """A figure without axes yet. Plotly's own default template is never loaded: it is large, and slow to copy."""
+    """A figure without axes. Plotly's own default template is never loaded, because it is large and slow to copy."""
     return go.Figure(layout={"template": _TEMPLATE, "title": {"text": title}, "height": height})
 
 
@@ -109,7 +109,7 @@ def category(name: object) -> str:
 
 
 BESIDE = 1e-9
-"""Added to a tick's place: Plotly would take the whole number 1 for a group that is called 1, wherever that stands."""
+"""Added to a tick's position, because Plotly would take the whole number 1 for the position of a group named 1."""
 
 
 def categories(chart: go.Figure, names: Iterable[str]) -> None:
@@ -128,7 +128,7 @@ def categories(chart: go.Figure, names: Iterable[str]) -> None:
 def line(look: Look, x: Iterable, y: Iterable, spread: Sequence | None = None, **more: object) -> go.Scatter:
     """A line with its dash and marker; None in y is a gap, not a zero.
 
-    `spread`: half widths of the intervals around y, or None for no error bars. `more` is `go.Scatter`'s.
+    `spread` has half widths of the intervals around y, or is None for no error bars. `more` goes to `go.Scatter`.
     """
     return go.Scatter(
         name=look.name,
@@ -147,8 +147,8 @@ def bars(
 ) -> go.Bar:
     """Bars with their fill pattern, over categories; None in y is a gap.
 
-    `reach`: how far the interval of each bar reaches below and above its height, or None for no error bars. `more` is
-    `go.Bar`'s.
+    `reach` says how far each bar's interval reaches below and above its height, or is None for no error bars. `more`
+    goes to `go.Bar`.
     """
     below, above = zip(*reach, strict=True) if reach else ((), ())
     ends = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
@@ -166,9 +166,10 @@ def bars(
 def colours(
     x: Iterable, y: Iterable[str], values: Sequence[Sequence[float | None]], hover: Sequence, *, around_zero: bool
 ) -> go.Heatmap:
-    """Values in colour and in words, a row for each of `y`, from above, named as in `looks`; None is left white.
+    """Values in colour and as text, with a row for each name in `y`, from above; None is left white.
 
-    `around_zero`: blue above 0, orange below, as much as the largest; otherwise darker is more.
+    With `around_zero` values above 0 are blue and below 0 orange, on a scale up to the largest absolute value. Without
+    it a darker colour is a larger value.
     """
     known = [abs(value) for row in values for value in row if value is not None]
     reach = max(known, default=0.0) or 1.0

@@ -37,18 +37,18 @@ WIDTH = 100
 """Columns of the table printed at the end of a run."""
 
 LONGEST_CELL = 16
-"""Longer names of groups are cut on the terminal, if they still differ then."""
+"""Longer names are cut on the terminal, to this length or to the length at which they still differ."""
 
 MAX_GROUPS = 4
-"""Groups shown by name in a results table; beyond it, those that privacy cost most."""
+"""The most groups that a results table shows by name; of more, those that privacy cost most."""
 
 _HEADINGS = {"epsilon": "ε", "delta": "δ", "epsilon_published": "ε publ."}
 
 
 def with_baseline(documents: Mapping[str, Mapping]) -> dict[str, Mapping]:
-    """The documents with the baseline's own figures as algorithm `sgd`, first, where the runs carry one and the same.
+    """Return the documents with the baseline's figures first, as algorithm `sgd`, if all runs have the same baseline.
 
-    If there are several baselines, none is shown: each row's cost is relative to its own.
+    If there are several baselines, none is added, because each row's cost is relative to its own baseline.
     """
     if BASELINE in documents:
         return {BASELINE: documents[BASELINE], **{k: v for k, v in documents.items() if k != BASELINE}}
@@ -81,18 +81,18 @@ def results_table(
     Args:
         documents: `metrics.json` by algorithm. The baseline's row comes from any document that carries it.
         epsilons: `privacy.json` by algorithm; `epsilon` and `epsilon_published` are read.
-        grouping: whose groups to show; the first one by default.
-        max_groups: at most so many group columns. Where there are more groups, those with the highest cost of
-            privacy of any algorithm are kept, in their own order.
+        grouping: the grouping whose groups to show; the first one by default.
+        max_groups: the most group columns. If there are more groups, those with the highest cost of privacy of any
+            algorithm are kept, in their own order.
 
     Returns:
         A frame indexed by `algorithm` with the columns `epsilon`, `delta` where there are several, `epsilon_published`,
         `accuracy`, `cost` (against the baseline), `<grouping>:<group>` (accuracy), `worst_group`,
         `worst_accuracy`, `spread` (of accuracy over the groups) and `gap` (of cost). Undefined values are NaN.
         Names are those of the data; `with_marks` adds the marks that readers see.
-        Of another task its main metric stands in the place of accuracy, in the columns' names too.
-        Documents that are means over seeds say so: their number comes first, as `seeds`, and `accuracy±`, `cost±`,
-        `worst_accuracy±` and `gap±` come last where there are several, half of each 95 % interval over seeds.
+        For other tasks the main metric takes the place of accuracy, in the columns' names too.
+        If documents are means over seeds, the number of seeds comes first, as `seeds`. With several seeds `accuracy±`,
+        `cost±`, `worst_accuracy±` and `gap±` come last: half of each 95 % interval over seeds.
     """
     documents = with_baseline(documents)
     task, groupings = task_in(documents), groupings_of(documents)
@@ -102,7 +102,7 @@ def results_table(
     shown = [group for group in _groups_of(documents, grouping) if group in kept] if grouping else []
     rows = [_row(document, epsilons.get(name, {}), grouping, shown, task) for name, document in documents.items()]
     frame = pd.DataFrame(rows, index=pd.Index(documents, name="algorithm"))
-    if frame["delta"].nunique() < 2:  # ε's of one δ are told apart by themselves
+    if frame["delta"].nunique() < 2:  # with one δ the ε can be compared without it
         frame = frame.drop(columns="delta")
     frame = frame.astype({c: "Int64" if c == "seeds" else float for c in frame.columns if c != "worst_group"})
     if grouping:
@@ -119,7 +119,7 @@ def results_table(
 
 def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Sequence[str], task: type[Task]) -> dict:
     groups = document["groups"].get(grouping, {})
-    # over several seeds it is the mean of each seed's worst, which the groups' means do not tell
+    # over several seeds the worst value is the mean of each seed's worst, which does not follow from the groups' means
     worst = document.get("worst", {}).get(grouping) or task.worst_of(groups)
     cost, main = document.get("cost_of_privacy", {}), task.main
     return {
@@ -139,7 +139,7 @@ def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Seque
 
 
 def _halves(document: Mapping, grouping: str | None, main: str) -> dict[str, float | None]:
-    """Half of the intervals over seeds."""
+    """Half widths of the intervals over seeds."""
     own, cost = (of.get("intervals") or {} for of in (document, document.get("cost_of_privacy") or {}))
     ends = {
         f"{main}±": own.get("overall"),
@@ -151,9 +151,9 @@ def _halves(document: Mapping, grouping: str | None, main: str) -> dict[str, flo
 
 
 def _costliest_first(documents: Mapping[str, Mapping], grouping: str, task: type[Task]) -> tuple[str, list[str]]:
-    """Groups by the most that any algorithm has lost in them, or by the main metric where no cost is known.
+    """Order groups by the most that any algorithm has lost in them, or by the main metric if no cost is known.
 
-    The first value says in words which of the two it was.
+    The first value says in words which of the two decided.
     """
     private = [document["cost_of_privacy"] for document in documents.values() if "cost_of_privacy" in document]
     costs, main = [_of_groups(cost, grouping, task.main) for cost in private], task.main
@@ -166,7 +166,7 @@ def _costliest_first(documents: Mapping[str, Mapping], grouping: str, task: type
     def lowest(group: str) -> tuple[bool, float]:
         known = (figure for of in figures if (figure := of.get(group)) is not None)
         worst = min((-figure if high_is_bad else figure for figure in known), default=float("inf"))
-        return tested[group] < MIN_TEST_RECORDS, worst  # a small group's figures are chance, and take no place
+        return tested[group] < MIN_TEST_RECORDS, worst  # small groups come last, because their figures are chance
 
     by = f"of the {'highest' if high_is_bad else 'lowest'} {METRIC_TITLES[main]}"
     return "that paid most" if paid else by, sorted(_groups_of(documents, grouping), key=lowest)
@@ -177,13 +177,13 @@ def _groups_of(documents: Mapping[str, Mapping], grouping: str) -> list[str]:
 
 
 def _tested(documents: Mapping[str, Mapping], grouping: str) -> dict[str, int]:
-    """How many test records each group has."""
+    """Return how many test records each group has."""
     every = [document["groups"].get(grouping, {}) for document in documents.values()]
     return {g: max(of.get(g, {}).get("count", 0) for of in every) for g in _groups_of(documents, grouping)}
 
 
 def with_marks(frame: pd.DataFrame) -> pd.DataFrame:
-    """A `results_table` with its small groups marked, in headings and as worst groups."""
+    """Return a `results_table` with its small groups marked, in headings and as worst groups."""
     few = frame.attrs.get("few", {})
 
     def heading(column: str) -> str:
@@ -197,8 +197,8 @@ def with_marks(frame: pd.DataFrame) -> pd.DataFrame:
 def print_table(frame: pd.DataFrame, console: Console) -> None:
     """Print a `results_table` within 100 columns, or the console's width where that is smaller.
 
-    A number is never cut. If there is not enough room, columns are left out, the least important first; of the groups,
-    those with the highest cost.
+    A number is never cut. If there is not enough room, columns are left out, the least important first. Groups with the
+    highest cost stay longest among the groups.
     """
     width = min(WIDTH, console.width)
     frame = with_marks(frame).dropna(axis="columns", how="all")
@@ -214,7 +214,7 @@ def print_table(frame: pd.DataFrame, console: Console) -> None:
 
 
 def left_out(frame: pd.DataFrame) -> str:
-    """How a `results_table`'s groups were chosen, where it does not show them all."""
+    """Say how a `results_table`'s groups were chosen, if it does not show all of them."""
     shown, every = sum(":" in column for column in frame.columns), frame.attrs.get("groups", 0)
     which, verb = ("the one", "is") if shown == 1 else (f"the {shown}", "are")
     return f"Of {every} groups {which} {frame.attrs['chosen_by']} {verb} shown." if 0 < shown < every else ""
@@ -251,7 +251,7 @@ def _rich(frame: pd.DataFrame) -> Table:
 
 
 def _notes(frame: pd.DataFrame, title: str) -> Iterator[str]:
-    """What the columns mean, and which rows and groups are special; empty where one has nothing to say."""
+    """Say what the columns mean, and which rows and groups are special. A sentence without content is empty."""
     yield _research_note(frame)
     if "cost" in frame:
         yield f"Cost of privacy: {COST_MEANS.format(title)}."
@@ -267,7 +267,7 @@ def _notes(frame: pd.DataFrame, title: str) -> Iterator[str]:
 
 
 def _research_note(frame: pd.DataFrame) -> str:
-    """A note that ε is of research mode, and of which rows, if only of some."""
+    """Say that ε is of research mode, and in which rows, if only in some."""
     research = [name for name in frame.attrs.get("research", ()) if name in frame.index]
     private = frame.index[frame["epsilon"].notna()] if "epsilon" in frame else ()
     if not research:
@@ -288,7 +288,7 @@ def _cell(column: str, value: object) -> str:
 
 
 def shortened(names: Iterable[str], longest: int) -> dict[str, str]:
-    """Every name cut in its middle to `longest` characters: names of groups and settings differ at their end too.
+    """Cut every name in its middle to `longest` characters, because names of groups and settings differ at both ends.
 
     Names that would then be equal get as much more room as they need to differ.
     """
@@ -319,8 +319,8 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
     `counts` has columns `grouping`, `group` and the sizes `train` and `public`; it may be empty.
 
     Returns:
-        A frame indexed by `group`, small ones marked. Columns without a single value are left out; groups without a
-        test record are not.
+        A frame indexed by `group`, with small groups marked. Columns without a single value are left out. Groups
+        without a test record are kept.
     """
     every = with_baseline(documents)
     tested = _tested(every, grouping)
@@ -332,13 +332,13 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
     columns["tested" if whole else "tested (mean)"] = pd.Series({g: round(count) for g, count in tested.items()})
     for title, values in _group_columns(every, grouping):
         columns[title] = pd.Series({g: values.get(g) for g in groups}, dtype=object if title == INTERVAL else float)
-    # at once: a page of many settings has hundreds of columns, and pandas warns of each that is added alone
+    # All columns are added at once: a page of many settings has hundreds, and pandas warns of each that is added alone
     frame = pd.DataFrame(columns, index=pd.Index(groups, name="group")).rename(index=marked(tested))
     return frame.dropna(axis="columns", how="all")
 
 
 def marked(tested: Mapping[str, int]) -> dict[str, str]:
-    """Names of groups as they are shown, by their numbers of test records."""
+    """Return the names of groups as they are shown, given their numbers of test records."""
     return {group: f"{group} {FEW}" if count < MIN_TEST_RECORDS else group for group, count in tested.items()}
 
 
@@ -349,7 +349,7 @@ def has_small_groups(documents: Mapping[str, Mapping], groupings: Sequence[str])
 
 
 def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Titles and values by group: accuracies, costs of privacy, then what is left, less of it in a comparison."""
+    """Yield titles and values by group: main metrics, costs of privacy, then other metrics, fewer in a comparison."""
     private = {name: d for name, d in documents.items() if "cost_of_privacy" in d}
     task = task_in(documents)
     for name, document in documents.items():
@@ -358,7 +358,7 @@ def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[
         title = cost_title(metric)
         for name, document in private.items():
             yield f"{title} {name}", _of_groups(document["cost_of_privacy"], grouping, metric)
-        if metric == task.main and len(private) == 1:  # in a comparison they are in the figure
+        if metric == task.main and len(private) == 1:  # a comparison has its intervals in the figure
             (ends,) = group_intervals({n: d["cost_of_privacy"] for n, d in private.items()}, grouping).values()
             texts = {g: interval_text(pair, -task.most, task.most, "+") for g, pair in ends.items() if pair}
             yield INTERVAL, {group: text.replace(" ", "\N{NO-BREAK SPACE}") for group, text in texts.items()}
@@ -375,7 +375,7 @@ def _of_groups(document: Mapping, grouping: str, metric: str) -> dict[str, float
 
 
 def group_intervals(figures: Mapping[str, Mapping], grouping: str) -> dict[str, Mapping[str, Sequence[float] | None]]:
-    """Ends of the accuracies' intervals, by algorithm and group of a grouping; groups without one may be missing.
+    """Return the ends of the main metric's intervals by algorithm and group; groups without one may be missing.
 
     `figures` are results of `evaluate`, or costs of privacy, by algorithm.
     """

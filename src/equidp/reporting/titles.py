@@ -1,4 +1,4 @@
-"""Metrics in words, and the task that documents are of."""
+"""Metrics in words, and the task that documents belong to."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ METRIC_TITLES = {
 
 
 def task_in(documents: Mapping[str, Mapping]) -> type[Task]:
-    """The task that all of these are of.
+    """Return the task that all of these documents belong to.
 
     Raises:
-        EquidpError: where they are of several, whose figures cannot be compared.
+        EquidpError: they belong to several tasks, whose figures cannot be compared.
     """
     kinds = list(dict.fromkeys(kind_of(document) for document in documents.values())) or [TASKS[CLASSIFICATION]]
     if len(kinds) > 1:
@@ -50,10 +50,10 @@ SAME_TABLE = (
     "All seeds are evaluated on the same records, or on parts of one table: an interval over seeds leaves out how much "
     "other people would change a figure."
 )
-"""What an interval over seeds is no interval of."""
+"""What an interval over seeds leaves out."""
 
 COST_MEANS = "how much worse the {} is than the non-private baseline's, negative where it is better"
-"""A cost of privacy in a metric, whose title is filled in."""
+"""What a cost of privacy is; the metric's title is filled in."""
 
 
 def cost_title(metric: str) -> str:
@@ -63,9 +63,10 @@ def cost_title(metric: str) -> str:
 
 
 def figure_text(value: float, places: int, form: str = "", *, beside: float = 0.0) -> str:
-    """A figure with so many decimal places; from 10 on with fewer, as its digits before the point say as much.
+    """A figure with so many decimal places. From 10 on it has fewer, because it has more digits before the point.
 
-    `form` is a sign or a separator as Python writes them. `beside` is half of the figure's interval, with as many.
+    `form` is a sign or a separator as Python writes them. `beside` is half of the figure's interval, or the figure
+    beside such a half: both get the same number of places.
     """
     size = max(abs(value), abs(beside))
     fewer = math.floor(math.log10(size)) if math.isfinite(size) and size >= 10 else 0
@@ -73,5 +74,5 @@ def figure_text(value: float, places: int, form: str = "", *, beside: float = 0.
 
 
 def interval_text(ends: Sequence[float], least: float, most: float, form: str = "") -> str:
-    """An interval from end to end, as far as it is possible: over few seeds it goes beyond."""
+    """An interval from end to end, cut at the possible values: over few seeds it can go beyond them."""
     return " to ".join(figure_text(min(max(end, least), most), 3, form) for end in ends)

@@ -1,4 +1,4 @@
-"""The page of a tuning: what was declared, what it costs whom, what was chosen, in one self-contained HTML file."""
+"""The page of a tuning, one self-contained HTML file: what was declared and chosen, and what it costs each part."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Pieces of work in processes of their own, several at a time; one whose process is killed is begun again.
+"""Pieces of work in processes of their own, several at a time. If a process is killed, its work is begun again.
 
-The processes are forked from one that has imported what they need. Each ends when the process that started it ends,
-and holds its lock until then: who has the lock knows that none of them is left.
+On Linux the processes are forked from one that has imported what they need. Each process ends when the process that
+started it ends, and holds the lock until then. So whoever gets the lock knows that none of these processes is left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from equidp.sweep.attended import SECONDS_TO_STOP, Descriptor, attend, forks, re
 from equidp.system.files import locked, private
 
 MOST_DEATHS = 10
-"""So often one piece of work may be killed before all of them are given up."""
+"""So often one piece of work may be killed; once more, and all pieces are given up."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ class Apart:
     """Work that is done in other processes.
 
     Args:
-        work: called there with what `before` gave; a function of a module.
-        preload: the module that it is in.
-        before: called here with a number before its work begins, and before it begins again; gives what `work` takes.
+        work: a module's function, called in the other process with the arguments that `before` returned.
+        preload: the module of `work`.
+        before: called in this process with a number each time its work begins; returns the arguments of `work`.
         lock: an open file, which each process keeps open until it has ended.
-        log: where the work of a number prints.
+        log: returns the file to which the work of a number prints.
         workers: pieces of work at the same time.
     """
 
@@ -53,7 +53,7 @@ class Apart:
         """Do the work of every number.
 
         Raises:
-            EquidpError: where one fails, or is killed too often; the others are stopped then.
+            EquidpError: a piece of work fails, or is killed too often; the others are then stopped.
         """
         waiting, deaths = deque(numbers), Counter[int]()
         with self._stopped_at_the_end():
@@ -98,7 +98,7 @@ class Apart:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[int]:
-    """Hold a lock file, once no process holds it; gives its descriptor."""
+    """Wait until no process holds the lock file, hold it, and yield its descriptor."""
     with open(path, "ab", opener=private) as file:
         waited = False
         while not locked(file):

@@ -17,7 +17,7 @@ from typing import Any
 from equidp.system.files import sockets_fit
 
 SECONDS_TO_STOP = 10
-"""For a run that was asked to stop, and is writing a checkpoint."""
+"""Time for a run that was asked to stop to write a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def kedro(
 
 
 def attend(output: Descriptor) -> None:
-    """Print there from now on, leave Ctrl-C to the process that started this one, and stop when that has ended."""
+    """Print to `output`, leave Ctrl-C to the process that started this one, and stop when that process has ended."""
     os.setsid()
     threading.Thread(target=_stop_without_starter, daemon=True).start()
     os.dup2(output.number, 1)
@@ -74,7 +74,7 @@ def forks() -> bool:
 
 
 def reason_of(log: Path, code: int) -> str:
-    """Why a process failed: the last line that it has printed."""
+    """Return why a process failed: the last line that it has printed."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     last = lines[-1] if lines else "it printed nothing"
     return last if code > 0 else f"killed by signal {-code}; last line: {last}"

@@ -59,7 +59,7 @@ class Job:
         sweep, row: name of the sweep, a tag of the MLflow run, and of the cell's row in its table, in the run's name.
         retries: how often a failed run is tried again.
         warm: whether runs are forked from a process that has imported everything, which saves each of them some five
-            seconds. For workers that live no longer than the sweep, as they never import changed code again.
+            seconds. Only for workers that end with the sweep, because such a process never imports changed code.
         code: digest of the code that trains where the sweep was called.
     """
 
@@ -112,7 +112,7 @@ def marked(job: Job) -> str | None:
 def run_cell(job: Job) -> CellResult:
     """Run a cell unless it is finished; never raises for a failed run."""
     begun, key = time.monotonic(), job.cell.key
-    if job.code != CODE_DIGEST:  # else a table would hold results of both, and nobody could tell which
+    if job.code != CODE_DIGEST:  # else a table would mix results of two versions, and nobody could tell which is which
         return CellResult(
             key,
             f"the worker on {socket.gethostname()} runs another version of equidp or of its libraries than this sweep: "
@@ -138,7 +138,7 @@ def run_cell(job: Job) -> CellResult:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[int]:
-    """Wait for the lock and hold it; gives its descriptor. A child that inherits the descriptor holds the lock too."""
+    """Wait for the lock, hold it, and yield its descriptor. A child that inherits the descriptor holds the lock too."""
     import fcntl  # not on Windows, where every `kedro` command imports this module
 
     with path.open("w") as file:
@@ -147,7 +147,7 @@ def held(path: Path) -> Iterator[int]:
 
 
 def _attempt(job: Job, lock: int) -> str | None:
-    """Run it once; why it failed, or None."""
+    """Run the cell once; return why it failed, or None."""
     resume = ",resume=true" if (job.cell.workplace / JOURNAL_FILE).exists() else ""  # after an interrupted run
     arguments = ["run", f"--pipeline={job.cell.algorithm}", f"--params={job.cell.params}{resume}"]
     arguments += [f"--env={job.env}"] if job.env else []
@@ -160,13 +160,13 @@ def _attempt(job: Job, lock: int) -> str | None:
 
 
 def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
-    """`kedro …` in a process that ends when this one does; its exit status."""
+    """Run `kedro …` in a process that ends when this one does; return its exit status."""
     tags = json.dumps({"run_label": job.cell.key, "sweep": job.sweep, ROW: job.row, tracked.PROJECT: str(job.project)})
     # the same store and settings on every machine, whatever its worker was started with
     environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store, "KEDRO_ENV": job.env or ""}
     if job.warm:
         warm_up(job.project)
-    # `dask worker` marks its processes as daemons, which may start none; runs end with their workers all the same
+    # `dask worker` marks its processes as daemons, which may not start processes. Runs still end with their workers
     multiprocessing.current_process().daemon = False
     context: Any = multiprocessing.get_context("forkserver" if job.warm else "spawn")
     process = context.Process(
@@ -174,12 +174,12 @@ def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     )
     with _variables(job.project):
         process.start()
-    atexit.register(process.terminate)  # or this process, when it has to end, would wait for the whole run
+    atexit.register(process.terminate)  # else this process, if it has to end, would wait for the whole run
     try:
         process.join()
         return int(process.exitcode)
     finally:
-        process.terminate()  # where we are thrown out of the wait
+        process.terminate()  # in case an exception has ended the wait
         process.join(SECONDS_TO_STOP)
         process.kill()
         atexit.unregister(process.terminate)
@@ -194,7 +194,7 @@ def warm_up(project: Path) -> None:
 
 @contextlib.contextmanager
 def _variables(project: Path) -> Iterator[None]:
-    """Environment variables that imports read, so they are set before the process starts."""
+    """Set environment variables that imports read, so that they are set before the process starts."""
     wanted = {**dict.fromkeys(ONE_THREAD, "1"), "COLUMNS": "200"}
     logging = project / "conf" / "logging.yml"
     if logging.is_file():
@@ -210,7 +210,7 @@ def _mark(job: Job, result: CellResult) -> CellResult:
 
 
 def _finished_run(job: Job) -> str | None:
-    """Id of the cell's FINISHED run, where all its files are there too."""
+    """Return the id of the cell's FINISHED run, if all of the cell's files are there too."""
     if not all(path.is_file() for path in job.cell.outputs.values()):
         return None
     runs = tracked.runs_of(job.cell.key, job.project, job.store, job.experiment, "FINISHED")

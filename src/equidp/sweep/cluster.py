@@ -28,19 +28,19 @@ GPU = "GPU"
 CONNECT_SECONDS = 10
 
 SECONDS_TO_REPLACE = 5.0
-"""How often this machine's workers are counted."""
+"""Time between two looks at which of this machine's workers must be replaced."""
 
 TLS = "tls://"
 
 DASKS_LOGGERS = ("distributed", "distributed.client", "tornado.application")
-"""Dask gives its client's logger a level of its own."""
+"""Dask's loggers. The client's is named too, because Dask gives it a level of its own."""
 
 SETTINGS = {
     "distributed.scheduler.worker-saturation": 1.0,  # a cell waits at the scheduler, not at a busy worker
-    "distributed.scheduler.allowed-failures": 10,  # of workers under one cell, before it is given up
+    "distributed.scheduler.allowed-failures": 10,  # so many workers may die under one cell before it is given up
     "distributed.worker.daemon": False,
     "distributed.deploy.lost-worker-timeout": "60s",  # a busy machine needs longer than Dask's 15 to start one again
-    # before a worker's first import: once Kedro has set up the terminal there, Dask's own silencing does not reach it
+    # set before a worker's first import: once Kedro has set up the terminal there, Dask's own silencing has no effect
     "distributed.nanny.pre-spawn-environ.DASK_LOGGING__DISTRIBUTED": "critical",
 }
 
@@ -63,7 +63,7 @@ class Cluster:
 
     @property
     def resources(self) -> dict[str, float] | None:
-        """What a cell asks of a Dask worker."""
+        """Dask resources that a worker must have for a cell."""
         held = self.gpus_per_cell if self.scheduler else self._local_gpus_per_cell()
         return {GPU: float(held)} if held else None
 
@@ -72,12 +72,12 @@ class Cluster:
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[Client]:
-        """A client, and a local cluster if no scheduler is named.
+        """Yield a client; start a local cluster if no scheduler is named.
 
         Raises:
-            EquidpError: where the scheduler does not answer, or this machine has too few GPUs.
+            EquidpError: the scheduler does not answer, or this machine has too few GPUs.
         """
-        # Dask's remarks about workers that come and go would tear the progress display; failures are listed at the end
+        # Dask's remarks on workers that come and go would break the progress display; failures are listed at the end
         distributed, its_client, loop = (held_back(name, below=logging.CRITICAL) for name in DASKS_LOGGERS)
         with dask.config.set(SETTINGS), distributed, its_client, loop:
             if self.scheduler:
@@ -86,8 +86,8 @@ class Cluster:
             else:
                 with _own_folder():
                     with handling(signal.SIG_IGN, signal.SIGINT), warnings.catch_warnings():
-                        # Ctrl-C, which a terminal sends to all, is for this process: it stops the workers in order
-                        # another port is taken then, and the line that tells the dashboard's address names it
+                        # A terminal sends Ctrl-C to all processes, but only this one obeys: it stops the workers in
+                        # order. If the dashboard's port is in use, Dask takes another, which the printed address has
                         warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
                         cluster = self._local()
                     with cluster, Client(cluster) as client, _kept_up(cluster):
@@ -102,8 +102,8 @@ class Cluster:
             ) from error
 
     def _local(self) -> SpecCluster:
-        # every user of this machine can reach loopback, and a client runs code: so each needs a certificate, which is
-        # made for this cluster alone
+        # Every user of this machine can reach the loopback address, and a client can run code. So each client needs a
+        # certificate, which is made for this cluster alone
         security, held = Security.temporary(), self._local_gpus_per_cell()
         slots = gpus_here() // held if held else self.workers or os.cpu_count() or 1
         if not slots:
@@ -119,7 +119,7 @@ class Cluster:
             workers[slot] = {"cls": Nanny, "options": options}
         try:
             return SpecCluster(workers=workers, scheduler=scheduler, security=security)
-        except RuntimeError as error:  # of a worker that was killed meanwhile, for want of memory say
+        except RuntimeError as error:  # for example, a worker was killed for lack of memory
             raise EquidpError(
                 f"The sweep's workers could not be started ({first_line(error.__cause__ or error)}): nothing was run. "
                 "Call it again, with fewer --workers if memory is scarce."
@@ -128,8 +128,9 @@ class Cluster:
 
 @contextlib.contextmanager
 def _kept_up(cluster: SpecCluster) -> Iterator[None]:
-    """Replace workers that are gone for good: Dask gives up one that is killed again while it starts, and without any
-    the sweep would wait for ever.
+    """Replace workers that are gone for good.
+
+    Dask gives up a worker that is killed again while it starts, and a sweep without workers would wait for ever.
     """
     ended, loop = threading.Event(), cluster.loop
     assert loop is not None
@@ -162,7 +163,7 @@ def _own_folder() -> Iterator[None]:
     with place as folder, dask.config.set({"temporary-directory": folder}):
         try:
             yield
-        finally:  # before it goes, and its name is free to all
+        finally:  # before the folder is removed, when anybody may take its name
             sys.path[:] = [one for one in sys.path if not one.startswith(folder)]
 
 

@@ -109,14 +109,14 @@ def _refuse_unread(typed: Mapping[str, Any], cells: Sequence[Cell]) -> None:
 
 
 def refuse_undeclared(cells: Sequence[Cell]) -> None:
-    """Refuse more trials than their statements declare, and trials under a law, which a list has none of.
+    """Refuse more trials than their statements declare, and several trials under a law: a sweep does not draw them.
 
-    Trials are cells of one data set, seed, algorithm and guarantee: others are compared, and none chosen among them.
+    Trials are cells of one data set, seed, algorithm and guarantee. Other cells are compared, but not chosen from.
     """
     trained = Counter(
         (cell.dataset, cell.seed, cell.algorithm, digest(cell.settings["privacy"]))
         for cell in cells
-        if cell.settings["privacy"].get("trials", 0) != 1  # declared, or under a law
+        if cell.settings["privacy"].get("trials", 0) != 1  # several declared trials, or trials under a law
     )
     for cell in cells:
         privacy = cell.settings["privacy"]
@@ -136,7 +136,7 @@ def refuse_undeclared(cells: Sequence[Cell]) -> None:
 
 
 def refuse_several_tasks(cells: Sequence[Cell]) -> None:
-    """Refuse cells of one data set and several tasks, whose figures have no common table: all would train in vain."""
+    """Refuse cells of one data set and several tasks, before all train in vain: their figures have no common table."""
     kinds: dict[str, dict[str, None]] = {}
     for cell in cells:
         kinds.setdefault(cell.dataset, {})[cell.settings["data"].get("task", CLASSIFICATION)] = None
@@ -149,7 +149,7 @@ def refuse_several_tasks(cells: Sequence[Cell]) -> None:
 
 
 def _folder_name(name: str) -> str:
-    """The sweep's name, which becomes a folder's and a word of MLflow's filters."""
+    """Return the sweep's name if it can be the name of a folder, and a word of MLflow's filters."""
     if not SAFE_NAME.fullmatch(name):
         raise EquidpError(f"The sweep {name!r} names a folder: use letters a-z, digits and . _ = - only.")
     return name
@@ -231,8 +231,8 @@ def fan_out(
     try:
         with handling(_stop, signal.SIGINT, signal.SIGTERM), cluster.connect() as client:
             if any(job.warm for job in jobs.values()):
-                client.run(warm_up, project.path)  # now, beside the encoding of records
-            # Dask's page of plots, /status, needs bokeh, which equidp does not ask for; this one does not
+                client.run(warm_up, project.path)  # now, while records are encoded
+            # Dask's page of plots, /status, needs bokeh, which equidp does not install; the page of workers does not
             workers = client.dashboard_link.replace("/status", "/info/main/workers.html")
             console.print(f"Dask's workers: {workers}", soft_wrap=True)
             display = Display(len(cells), sum(client.nthreads().values()) or 1, console)
@@ -273,7 +273,7 @@ def _conclude(
     console: Console,
     against: Mapping[str, Sequence[str]],
 ) -> None:
-    """Tables, pages, and what failed; `against` as of `table_of`."""
+    """Print and write tables and pages, and list cells that failed; `against` is as of `table_of`."""
     from equidp.sweep.cell import finished
     from equidp.sweep.doubts import doubts
     from equidp.sweep.printed import print_table
@@ -296,7 +296,7 @@ def _conclude(
             for path in sorted(set(folder.glob("*.html")) - set(written)):
                 console.print(f"of an earlier call, and not in this table: {path}", soft_wrap=True, markup=False)
             _summarise(name, complete, jobs, rows, table, written)
-    finally:  # a full disk refuses the table too: what failed is told all the same
+    finally:  # also if the table cannot be written, for example because the disk is full
         _list_failed(cells, jobs, outcomes, console)
     if len(complete) < len(cells):
         raise EquidpError(
@@ -313,7 +313,7 @@ def _list_failed(
             console.print(f"failed: {cell}", style="red", soft_wrap=True, markup=False)
             console.print(f"    {failed[cell.key]}", soft_wrap=True, markup=False)
             log = jobs[cell.key].log
-            if log.exists():  # it may have failed before it began
+            if log.exists():  # the cell may have failed before it began to print
                 console.print(f"    log: {shlex.quote(str(log))}", soft_wrap=True, markup=False)
 
 
@@ -325,7 +325,7 @@ def _summarise(
     table: pd.DataFrame,
     written: Sequence[Path],
 ) -> None:
-    """Means in MLflow, above the runs of the cells."""
+    """Write means to MLflow, above the runs of the cells."""
     from equidp.sweep.cell import marked
     from equidp.sweep.summary import means_of
     from equidp.sweep.tracked import summarise

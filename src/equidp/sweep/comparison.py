@@ -1,6 +1,6 @@
-"""Which runs of a sweep are compared with which: private ones with those of one algorithm, the reference.
+"""Which runs of a sweep are compared with which: private runs with those of one algorithm, the reference.
 
-Nothing that takes long to import: a misspelt reference is refused at once.
+This module imports nothing that takes long, so that a misspelt reference is refused at once.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ from equidp.errors import EquidpError, unknown_name
 from equidp.sweep.project import Cell, by_seed, digest, row_key
 
 DEFAULT = "dpsgd"
-"""The reference of a data set on which it is run."""
+"""The reference, where the sweep runs it on the data set."""
 
 OWN = ("training", BASELINE)
-"""Blocks of settings in which algorithms may differ that have but one run each."""
+"""Blocks of settings in which two runs may differ if the reference has only one run that is otherwise alike."""
 
 
 def references(cells: Sequence[Cell], reference: str = "") -> dict[str, str]:
-    """The algorithm that each data set's private runs are compared with; a data set without it is left out.
+    """Return, by data set, the algorithm that its private runs are compared with.
+
+    A data set on which this algorithm is not run is left out.
 
     Args:
-        cells: all that the sweep has, finished or not.
-        reference: its name. Without one it is `dpsgd`, or the first private algorithm of a data set that has no dpsgd.
+        cells: all cells of the sweep, finished or not.
+        reference: the algorithm's name. If empty, it is `dpsgd`, or the first private algorithm on a data set without
+            dpsgd.
 
     Raises:
-        EquidpError: for a name that no private run of the sweep has.
+        EquidpError: no private run of the sweep is of this algorithm.
     """
     there: dict[str, list[str]] = {}
     for cell in filter(_private, cells):
@@ -44,14 +47,14 @@ def references(cells: Sequence[Cell], reference: str = "") -> dict[str, str]:
 
 
 def counterparts(cells: Sequence[Cell], reference: str = "") -> dict[str, list[str]]:
-    """For each private run of another algorithm, the reference's runs that it may be compared with, as `row_key`s.
+    """Return, for each private run of another algorithm, the reference's runs to compare it with, as `row_key`s.
 
-    These are the runs at the same settings, options of the two algorithms aside. If the reference has none, but a
-    single run on the same data, with the same model and at the same privacy settings, it is that one: each algorithm
-    then has training settings of its own, such as the best learning rate. Of several the first is as good as the
-    last, so nothing is compared with them.
+    These are the runs at the same settings, except for options of the two algorithms. If there is none, a single run of
+    the reference on the same data, with the same model and at the same privacy settings takes the place: each algorithm
+    then has its own training settings, such as the best learning rate. If there are several such runs, none is taken,
+    because none is better to compare with than another.
 
-    All cells are asked for, finished or not: a run must not be compared with another one only because a cell failed.
+    `cells` are all cells, finished or not: a run must not get another counterpart only because a cell failed.
 
     Raises:
         EquidpError: as `references`.
@@ -76,5 +79,5 @@ def _held(cell: Cell, *free: str) -> str:
 
 
 def _private(cell: Cell) -> bool:
-    """Whether a run has an ε; of one that has none only the unit is left of the privacy settings."""
+    """Whether a run has an ε. A run without one has only the unit among its privacy settings."""
     return cell.settings["privacy"].keys() != {"unit"}

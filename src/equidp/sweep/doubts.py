@@ -21,7 +21,7 @@ def doubts(cells: Sequence[Cell], finished: Sequence[Cell]) -> dict[str, list[st
 
 
 def _lacking(cells: Sequence[Cell], finished: Sequence[Cell], labels: dict[str, str]) -> Iterator[str]:
-    """Which rows lack cells: seeds that fail may be those that go badly."""
+    """Say which rows lack cells, because seeds that fail may be those that go badly."""
     there = {cell.key for cell in finished}
     rows = [(labels[of[0].key], sum(cell.key in there for cell in of), len(of)) for of in by_seed(cells)]
     if lacking := [f"{label} ({count} of {planned} seeds)" for label, count, planned in rows if count < planned]:
@@ -29,7 +29,7 @@ def _lacking(cells: Sequence[Cell], finished: Sequence[Cell], labels: dict[str, 
 
 
 def _of_other_files(cells: Sequence[Cell], labels: dict[str, str]) -> Iterator[str]:
-    """Which cells are of other raw files than the first, so that their test records are others too."""
+    """Say which cells are of other raw files than the first cell, because they have other test records too."""
     digests = {cell.key: digest for cell in cells if (digest := _digest(cell))}
     names = {cell.key: f"{labels[cell.key]} (seed {cell.seed})" for cell in cells if cell.key in digests}
     first = next(iter(digests), "")
@@ -42,7 +42,7 @@ def _of_other_files(cells: Sequence[Cell], labels: dict[str, str]) -> Iterator[s
 
 
 def _digest(cell: Cell) -> str | None:
-    """Of the raw files that it was trained on; None if that is not known."""
+    """Return the digest of the raw files that the cell was trained on; None if it is not known."""
     try:
         return str(json.loads(cell.provenance.read_text())["raw_fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):

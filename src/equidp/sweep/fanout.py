@@ -20,13 +20,13 @@ from equidp.sweep.cell import CellResult, Job, run_cell
 from equidp.sweep.project import Cell, grouped
 
 Update = Callable[[Sequence[CellResult], int], None]
-"""What is called after every cell: with all outcomes so far, and how many cells are at work."""
+"""A function that is called after every cell, with all results so far and the number of cells at work."""
 
 
 def encode_for(cell: Cell) -> str | None:
-    """Encode the cell's records unless they are stored; returns why that failed, or None."""
+    """Encode the cell's records unless they are stored; return why that failed, or None."""
     data = cell.settings["data"]
-    if data["options"].get("catalog"):  # which a cell's own Kedro run has
+    if data["options"].get("catalog"):  # only the cell's own Kedro run has the catalog
         return None
     from equidp.data.encoding import encode  # late: workers that only hand cells on import nothing that trains
 
@@ -56,7 +56,7 @@ class Sweep:
     _mark: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
 
     def run(self, cells: Sequence[Cell], update: Update) -> list[CellResult]:
-        """Run all cells; returns what became of each. On Ctrl-C those finished stay finished."""
+        """Run all cells, and return the result of each. After Ctrl-C, finished cells stay finished."""
         self._waiting: dict[str, deque[Cell]] = defaultdict(deque)
         self._open: dict[Future, tuple[str, list[Cell]]] = {}
         self._completed = as_completed([])
@@ -85,7 +85,7 @@ class Sweep:
     def _after_cell(self, future: Future, cell: Cell) -> None:
         result = _result(future)
         self.outcomes.append(result if isinstance(result, CellResult) else CellResult(cell.key, str(result)))
-        # whatever became of it, those that waited for its baseline go on: at worst they train it themselves
+        # even if the cell failed, the cells that waited for its baseline go on: at worst they train it themselves
         for follower in self._waiting.pop(cell.baseline, ()):
             self._submit(follower)
 
@@ -94,7 +94,7 @@ class Sweep:
         self._watch(future, "cell", [cell])
 
     def _task(self, work: Callable[..., Any], argument: Any, kind: str, cell: Cell, **asked: Any) -> Future:
-        """A task with a name that only this sweep uses: a name that the cluster still knew would give an old result."""
+        """Submit a task under a name of this call alone: for a name that it knows, the cluster gives an old result."""
         return self.client.submit(work, argument, key=f"{kind}-{cell.key}-{self._mark}", pure=False, **asked)
 
     def _watch(self, future: Future, kind: str, cells: list[Cell]) -> None:

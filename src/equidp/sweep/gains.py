@@ -1,7 +1,7 @@
 """How much better the private runs of a sweep are than those of the reference, paired by seed.
 
-Runs of one seed have the same test part and initial weights, and mostly the same batches. Their difference varies less
-over seeds than either of them, and its interval is that of the differences within each seed.
+Runs of one seed have the same test part and initial weights, and mostly the same batches. So their difference varies
+less over seeds than the two runs do, and the interval is made from the differences within each seed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from equidp.sweep.summary import Row
 
 ALIKE = 1.05
-"""Runs that aim at one ε miss it by less than this factor; more is another ε."""
+"""Runs with the same target ε miss it by less than this factor. Two ε that differ by more are not equal."""
 
 
 def gain(task: type[Task], run: Mapping[int, float | None], reference: Mapping[int, float | None]) -> Interval | None:
-    """How much better a run's main metric is than the reference's, negative where it is worse; figures by seed.
+    """Return how much better a run's main metric is than the reference's, negative if it is worse; figures are by seed.
 
     None if no seed has both. Seeds in which one of the two has no figure do not count.
 
@@ -31,16 +31,17 @@ def gain(task: type[Task], run: Mapping[int, float | None], reference: Mapping[i
         >>> round(gain(TASKS["regression"], {0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.1, 2: 9.0}).mean, 3)  # a smaller MAE
         0.3
     """
-    # what the reference lost to the run: the task knows the sign
+    # by how much the reference is worse than the run: the task knows the sign
     lost = [task.lost(task.main, reference[seed], run[seed]) for seed in sorted(run.keys() & reference.keys())]
     known = [value for value in lost if value is not None]
     return mean_interval(known) if known else None
 
 
 def gains_of(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-    """By a row's key its columns `reference`, and of `gain` and `worst_gain` mean, seeds and half of the interval.
+    """Return, by a row's key, its columns: `reference`, and mean, seeds and half interval of `gain` and `worst_gain`.
 
-    `against`: `counterparts` of all cells. Without a finished counterpart, or with several, there is no gain.
+    `against` is the result of `counterparts` for all cells. Without a finished counterpart, or with several, there is
+    no gain.
     """
     bases = dict(_pairs(rows, against))
     return {row.key: _columns(row, bases.get(row.key)) for row in rows}
@@ -68,7 +69,7 @@ def columns_of(name: str, figure: Interval | None) -> dict[str, Any]:
 
 
 def remarks(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """By data set, which of its rows are compared with none, and which with one of another guarantee."""
+    """Return sentences by data set: which rows are not compared, and which at another guarantee or in fewer seeds."""
     bases, found = dict(_pairs(rows, against)), defaultdict[str, dict[str, list[str]]](lambda: defaultdict(list))
     for row in rows:
         if row.key not in against:
@@ -96,14 +97,14 @@ NONE = "Not compared, as the reference has no run at their settings: {}."
 
 
 def _without_figure(row: Row, base: Row) -> Iterator[tuple[str, int]]:
-    """Which of two runs have no figure in seeds that both have, and in how many."""
+    """Yield each of two runs that has no figure in some seeds that both have, with the number of these seeds."""
     for of, figures, other in ((row, row.overall(), base.metrics), (base, base.overall(), row.metrics)):
         if gone := sum(figures[seed] is None for seed in figures.keys() & other.keys()):
             yield of.label, gone
 
 
 def _unequal(privacy: Mapping[str, Any], of_reference: Mapping[str, Any]) -> Iterator[str]:
-    """In which words two runs' statements do not promise the same."""
+    """Yield the words of a guarantee in which two runs' statements differ."""
     least, most = sorted(one.get("epsilon") or math.inf for one in (privacy, of_reference))
     if most > ALIKE * least:
         yield "ε"

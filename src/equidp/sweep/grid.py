@@ -36,7 +36,7 @@ LISTS = "A list has no place there: name it as an axis of a grid, or put it into
 
 
 MOST_SEEDS = 10_000
-"""More would be a seed that was meant for one, such as a date."""
+"""A larger number is probably meant as one seed, such as a date."""
 
 
 def as_list(value: Any) -> Any:
@@ -71,9 +71,9 @@ class Grid(Declared):
     model_config = ConfigDict(allow_inf_nan=False)
 
     about: str = ""
-    """What it shows."""
+    """What the grid shows."""
     takes: str = ""
-    """How long it takes, and on what."""
+    """How long the grid takes, and on which machine."""
     expect: str = ""
     """The number to expect."""
     algorithms: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
@@ -88,7 +88,7 @@ class Grid(Declared):
     grids: tuple[Mapping[str, Any], ...] = ()
 
     def parts(self) -> Iterator[Grid]:
-        """The plain grids that this one is the union of."""
+        """Yield the plain grids whose union this grid is."""
         if not self.grids:
             yield self
         above = self.model_dump(exclude={"grids", "reference"}, exclude_unset=True)
@@ -150,10 +150,10 @@ CHOSEN = ("algorithms", "datasets")
 
 
 def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, Any]) -> Grid:
-    """The named grid with what was given on the command line in place of its own.
+    """Return the named grid, with values of the command line in place of the grid's own.
 
-    In a sweep of parts, though, given algorithms and datasets choose among those of each part. In place of them they
-    would make runs that no part has, such as an algorithm on the preset that is another one's.
+    In a sweep with parts, however, given algorithms and datasets choose among those of each part. If they replaced
+    these, they would make runs that no part has, such as an algorithm on the preset of another algorithm.
 
     Raises:
         EquidpError: for a name that is not in the configuration or in no part of the sweep, or whose value is not a
@@ -173,7 +173,7 @@ def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, 
 
 
 def _kept(grid: Grid, wanted: Mapping[str, Sequence[str]], where: str) -> Grid:
-    """The parts of a grid, each with what it has of the wanted names, or with all of them if it names none."""
+    """Return a grid of the parts that have wanted names, and only these of them. A part that has no names takes all."""
     parts, left = list(grid.parts()), []
     for key, names in wanted.items():
         there = dict.fromkeys(name for part in parts for name in getattr(part, key))
@@ -192,7 +192,7 @@ def _kept(grid: Grid, wanted: Mapping[str, Sequence[str]], where: str) -> Grid:
 
 
 def _over(part: Any, axes: Mapping[str, Any], params: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A part of a sweep and the parts below it, with the command line's values in all of them."""
+    """Return a part of a sweep and the parts below it, with the command line's values in all of them."""
     part = _of_kind(Mapping, part, where, "keys such as algorithms and seeds")
     own = _of_kind(Mapping, part.get("params", {}), f"params of {where}", "settings by their dotted names")
     below = _of_kind(list, part.get("grids", []), f"grids of {where}", "a list of parts")
@@ -212,7 +212,7 @@ def params_text(settings: Mapping[str, Any]) -> str:
 
 
 def _written(name: str, value: Any) -> str:
-    """A value as `nested` reads it: a text that YAML would take for something else stands in quotes."""
+    """Return a value as `nested` reads it. A text that YAML would read as something else is put in quotes."""
     text = _text(name, value)
     if not isinstance(value, str) or list(dotted(nested(f"{name}={text}")).values()) == [value]:
         return text
@@ -230,7 +230,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def nested(text: str) -> dict[str, Any]:
-    """What Kedro makes of the text that follows `--params=`."""
+    """Return the nested settings that Kedro makes of the text after `--params=`."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         if "=" not in part:

@@ -75,11 +75,11 @@ def _columns(title: str, *names: str) -> Table:
 
 
 def _add(table: Table, *words: object) -> None:
-    table.add_row(*(Text(str(word)) for word in words))  # a name is no markup
+    table.add_row(*(Text(str(word)) for word in words))  # else a name could be read as markup
 
 
 def shown_figure(line: pd.Series, name: str) -> str:
-    """A mean of a line and half of its interval, as text; the number of seeds where it is not the line's."""
+    """A mean of a line and half of its interval, as text, with the number of seeds if it is not that of the line."""
     mean, half = line[name], line[f"{name}±"]
     if mean is None or pd.isna(mean):
         return "–"

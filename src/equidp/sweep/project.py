@@ -20,7 +20,7 @@ from equidp.sweep.grid import Grid, nested, params_text
 from equidp.tasks import CLASSIFICATION
 
 OUTPUTS = ("metrics", "privacy", "report")
-"""What a finished run has written."""
+"""Kinds of files that a finished run has written."""
 
 NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "release", "tune")
 """Settings that do not change a run's results."""
@@ -42,16 +42,16 @@ class Cell:
 
     Attributes:
         algorithm: the pipeline's name.
-        overrides: what is given after `--params`, by dotted name; other algorithms' options are left out.
+        overrides: settings given after `--params`, by dotted name; other algorithms' options are left out.
         settings: all settings that the results depend on, defaults included.
-        key: names the cell; a digest of `settings`.
-        baseline: digest of those settings that the baseline depends on.
-        records: digest of those that the encoded records depend on.
+        key: the cell's name; a digest of `settings`.
+        baseline: digest of the settings that the baseline depends on.
+        records: digest of the settings that the encoded records depend on.
         outputs: files of a finished run, by kind.
         workplace: folder of checkpoints.
         folder: of results.
         raw_folder, records_cache: where raw files are read, and where encoded records are kept.
-        provenance: what a finished run tells of its raw files.
+        provenance: file in which a finished run tells of its raw files.
     """
 
     algorithm: str
@@ -118,7 +118,7 @@ class Project:
             EquidpError: for any name or value that does not exist, before anything runs.
         """
         points = list(grid.points())
-        # all names first, as a cell takes seconds to import; the first data set's are looked at by its own first cell
+        # All names are checked first, because a cell takes seconds to import. The first data set is checked by its cell
         refuse_unknown("algorithm", (algorithm for algorithm, _ in points), ALGORITHMS)
         for overrides in list({str(of.get("dataset")): of for _, of in points}.values())[1:]:
             self.configure(nested(params_text(overrides))).refuse_wrong_names()
@@ -133,7 +133,8 @@ class Project:
         parameters = loader["parameters"]
         mine = {name: value for name, value in overrides.items() if _concerns(name, algorithm)}
         if mine != overrides:
-            # valid, and nothing to this cell; but resolved they would show in the block `audited`, and so in the key
+            # The others are valid, but not for this cell. Resolved, they would show in the block `audited`, and so in
+            # the key
             loader = self.configure(nested(params_text(mine)))
             parameters = loader["parameters"]
         settings = settings_that_matter(algorithm, parameters, private=loader.settings.algorithm(algorithm).private)
@@ -184,12 +185,12 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, priva
 
 
 def given(options: Mapping[str, Any], newer: Container[str] = NEWER_OPTIONS) -> dict[str, Any]:
-    """Options without those newer ones that are null, so that names of older cells stay the same."""
+    """Options without newer ones that are null, so that names of older cells stay the same."""
     return {name: value for name, value in options.items() if value is not None or name not in newer}
 
 
 def _privacy_that_matters(privacy: Mapping[str, Any]) -> dict[str, Any]:
-    """The privacy settings without newer ones that are left alone, so that names of older cells stay the same."""
+    """The privacy settings without newer ones that have no effect, so that names of older cells stay the same."""
     idle = {"total_epsilon", "ledger"} | ({"evaluation"} if privacy["evaluation"]["epsilon"] is None else set())
     kept = {name: value for name, value in privacy.items() if name not in idle}
     if kept["trials_law"] is not None:
@@ -199,7 +200,7 @@ def _privacy_that_matters(privacy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _training_that_matters(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The training settings without newer ones that are left alone, so that names of older cells stay the same."""
+    """The training settings without newer ones at their defaults, so that names of older cells stay the same."""
     defaults = TrainingSettings().model_dump(mode="json")
     idle = {name for name in NEWER if training.get(name) == defaults[name]}
     kept = {name: value for name, value in training.items() if name not in idle}
@@ -232,7 +233,7 @@ def by_seed(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def row_key(cell: Cell) -> str:
-    """What cells that differ in their seed alone have in common."""
+    """Digest of a cell's settings without the seed: cells that differ in their seed alone have it in common."""
     return digest({**cell.settings, "seed": None})
 
 
@@ -245,7 +246,7 @@ def grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> list[list[Cell
 
 
 def differing(cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
-    """Per cell, the overrides that are not the same in all cells that they concern (dataset and seed aside)."""
+    """Return, by cell, the overrides that are not the same in all cells that they concern, except dataset and seed."""
     cells = list(cells)
     shown: dict[str, dict[str, Any]] = {cell.key: {} for cell in cells}
     names = dict.fromkeys(name for cell in cells for name in cell.overrides if name not in ("dataset", "seed"))

@@ -56,12 +56,12 @@ class Row:
 
     @property
     def task(self) -> type[Task]:
-        """What its figures are of."""
+        """The task that the row's figures belong to."""
         return kind_of(next(iter(self.metrics.values())))
 
     @property
     def part(self) -> str:
-        """The records that its figures are of: test or validation."""
+        """The part of the data that the row's figures are of: test or validation."""
         return next(iter(self.metrics.values())).get("evaluated_on", "test")
 
     def overall(self) -> dict[int, float | None]:
@@ -69,16 +69,16 @@ class Row:
         return {seed: one["overall"][self.task.main] for seed, one in self.metrics.items()}
 
     def worst(self) -> dict[int, float | None]:
-        """The main metric of the worst group of each seed, which may be another one; of the first grouping."""
+        """The main metric of each seed's worst group by the first grouping; seeds may differ in their worst group."""
         documents, task = settled(self.algorithm, self.metrics), self.task
         grouping = next(iter(next(iter(documents.values()))["groups"]), "")
         return {seed: task.worst_of(one["groups"].get(grouping, {}))[task.main] for seed, one in documents.items()}
 
 
 def rows_of(cells: Sequence[Cell], planned: Sequence[Cell] = ()) -> list[Row]:
-    """One row per combination of settings; `cells` are the finished ones.
+    """Return one row per combination of settings; `cells` are the finished ones.
 
-    A row's label tells its settings from those of all `planned` cells: a row whose others failed is told from them too.
+    Labels come from all `planned` cells, so that a row's label also differs from those of rows whose cells failed.
     """
     labels = labels_of(planned or cells)
     return [_row(group, labels[group[0].key]) for group in by_seed(cells)]
@@ -98,9 +98,8 @@ def labels_of(cells: Sequence[Cell]) -> dict[str, str]:
 def row_labels(rows: Mapping[Key, tuple[str, Mapping[str, Any]]]) -> dict[Key, str]:
     """A label of its own for every row: its algorithm and its settings.
 
-    A setting is named by the last part of its name (`model.name` by `model`), or by all of it if another setting of the
-    algorithm ends the same.
-    Rows that still have the same label (values are shown to six digits) are numbered.
+    A setting is named by the last part of its name (`model.name` by `model`), or by its whole name if another setting
+    of the algorithm ends the same. Rows that still have the same label (values are shown to six digits) are numbered.
     """
     lasts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for algorithm, settings in rows.values():
@@ -118,7 +117,7 @@ def row_labels(rows: Mapping[Key, tuple[str, Mapping[str, Any]]]) -> dict[Key, s
 def _row(cells: Sequence[Cell], label: str) -> Row:
     first = cells[0]
     metrics = {cell.seed: _json(cell.outputs["metrics"]) for cell in cells}
-    settings = {name: value for name, value in first.settings.items() if name != "audited"}  # of audits and tunings
+    settings = {name: value for name, value in first.settings.items() if name != "audited"}  # for audits and tunings
     return Row(
         first.dataset,
         first.algorithm,
@@ -131,7 +130,7 @@ def _row(cells: Sequence[Cell], label: str) -> Row:
 
 
 def _concerns(name: str, cell: Cell) -> bool:
-    """Whether a setting is one of this cell's: another algorithm's options are not, nor a sgd run's ε."""
+    """Whether a setting has an effect on this cell: another algorithm's options have none, nor has ε on sgd."""
     block, _, rest = name.partition(".")
     return block in cell.settings and (block != "privacy" or rest.partition(".")[0] in cell.settings["privacy"])
 
@@ -180,9 +179,9 @@ def table_of(
         have it (where the baseline diverged there is no cost), and `<figure>±`; costs and gaps are paired by seed.
         Undefined values are NaN. `part` says of which records figures are, test or validation. `worst` is the mean
         over seeds of the worst group's accuracy, of the first grouping. Of other tasks than classification the main
-        metric stands in the place of `accuracy`; `metric` names it, as all these figures are in it. Then `reference`,
-        the run that this one is compared with, and in the same way `gain` and `worst_gain`: how much better the main
-        metric and the worst group's are than the reference's, paired by seed.
+        metric stands in the place of `accuracy`; `metric` names it, because all these figures are in it. Then
+        `reference`, the run that this one is compared with, and in the same way `gain` and `worst_gain`: how much
+        better the main metric, overall and of the worst group, is than the reference's, paired by seed.
         `attrs["parts"]` names, per dataset, the parts that figures are of; `attrs["remarks"]`, where there are any,
         has sentences on its gains, and `attrs["doubts"]` the given ones.
     """
@@ -225,9 +224,13 @@ def _line(row: Row) -> dict[str, Any]:
 
 
 def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Mapping[str, str]) -> Means:
-    """A line of `table_of`, of these cells and this row, under the names that a run's own figures have in MLflow.
+    """Return the figures of a row under the names that a run's own figures have in MLflow.
 
-    `runs` is MLflow's id of each cell's run, by the cell's key.
+    Args:
+        cells: the row's cells.
+        row: the row.
+        line: the row's line of `table_of`.
+        runs: MLflow's id of each cell's run, by the cell's key.
     """
     main = kind_of(next(iter(row.metrics.values()))).main
     names = {  # in MLflow, and in words
@@ -267,9 +270,9 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
 def write_summary(
     rows: Sequence[Row], table: pd.DataFrame, folder: Path, title: str, library: Path | None = None
 ) -> list[Path]:
-    """`table.csv`, and one page per dataset, in `folder`; returns what was written.
+    """Write `table.csv` and one page per dataset into `folder`; return the files.
 
-    The pages share Plotly with all others below the folder `library`, where there is one.
+    If `library` is given, the pages share one copy of Plotly with all other pages below that folder.
     """
     written = [folder / "table.csv"]
     with replacing(written[0]) as part:
@@ -286,7 +289,7 @@ def write_summary(
 
 
 def _compared(table: pd.DataFrame, dataset: str) -> pd.DataFrame | None:
-    """A data set's lines that are compared, with what is to be said of them; None where neither is anything."""
+    """Return a data set's lines that have a reference, with remarks on gains; None without any lines and remarks."""
     lines = table[(table["dataset"] == dataset) & table["reference"].notna()].copy()
     lines.attrs = {"remarks": table.attrs.get("remarks", {}).get(dataset, [])}
     return lines if len(lines) or lines.attrs["remarks"] else None
@@ -310,7 +313,7 @@ def _page(rows: Sequence[Row], title: str, compared: pd.DataFrame | None, remark
 
 
 def trained_badly(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """What the pages say of baselines and models that learnt nothing, or could be trained better, by data set."""
+    """Return, by data set, the pages' sentences on baselines and models that learnt nothing or were trained badly."""
     documents = defaultdict[str, dict[str, Any]](dict)
     for row in rows:
         documents[row.dataset][row.label] = averaged(row.algorithm, row.metrics)
@@ -318,11 +321,11 @@ def trained_badly(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """The means over seeds in the shape of one run's document, and their number as `seeds`, the baseline's too.
+    """Return means over seeds in the shape of one run's document, with the number of seeds, for the baseline too.
 
-    Intervals are over seeds; one seed has none, and keeps its run's own over test records.
-    `diverged` is the number of seeds whose baseline diverged, if any; `lost` of those whose own model did, and
-    `guessed` of those whose baseline has learnt nothing, where it is some seeds and not all.
+    Intervals are over seeds; a single seed keeps its run's own intervals over test records. `diverged` is the number
+    of seeds whose baseline diverged, if any. If only some of the seeds have it, `lost` is the number of seeds whose own
+    model diverged, and `guessed` the number of seeds whose baseline has learnt nothing.
     """
     kept = settled(algorithm, documents)
     seen = over_seeds(kept)
@@ -341,7 +344,7 @@ def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
 
 
 def _in_some(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
-    """In how many seeds a private model diverged, and in how many its baseline guessed; a mean does not show it."""
+    """Count the seeds in which a private model diverged, and in which its baseline guessed: a mean does not show it."""
     task = kind_of(next(iter(documents.values())))
     baselines = [one["baseline"] for one in documents.values() if one.get("baseline")]
     guessed = sum(task.guessing(baseline) is not None for baseline in baselines)
@@ -352,7 +355,7 @@ def _in_some(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
 
 
 def _intervals(figures: Mapping[str, Any], main: str) -> dict[str, Any]:
-    """The main metric's intervals over seeds, where one run has them over test records; worst groups' and gaps' too."""
+    """Return the main metric's intervals over seeds, in the shape of a run's own intervals; also of worst and gap."""
 
     def ends(of: Mapping[str, Any] | None) -> list[float] | None:
         found = (of or {}).get(main)
@@ -368,9 +371,9 @@ def _intervals(figures: Mapping[str, Any], main: str) -> dict[str, Any]:
 
 
 def settled(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Documents by seed without baselines that diverged: these have no cost of privacy, and would distort a mean.
+    """Return documents by seed without baselines that diverged: costs against these are unknown, and distort a mean.
 
-    If every seed's baseline diverged, its own row shows that, as for a single run.
+    If the baseline diverged in every seed, its own row shows that, as for a single run.
     """
     task = kind_of(next(iter(documents.values())))
     if algorithm == BASELINE:

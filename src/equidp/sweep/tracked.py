@@ -1,7 +1,7 @@
-"""The MLflow runs of a sweep: those of its cells, and above them one of each row's means and one of each data set.
+"""The MLflow runs of a sweep: those of its cells, above them one for each row's means, and above all one per data set.
 
-All calls of a sweep to MLflow are here. In MLflow's list a data set's run holds those of its rows, and a row's those of
-its seeds.
+All calls of a sweep to MLflow are here. In MLflow's list, a data set's run contains the runs of its rows, and a row's
+run contains the runs of its seeds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from equidp.errors import first_line
 from equidp.reporting.rendering import whole
 
 SUMMARY = "summary"
-"""The tag of runs that trained nothing: `seeds` of a row's means, `dataset` of a data set's."""
+"""The tag of runs that trained nothing: `seeds` for a row's means, `dataset` for a data set."""
 
 OF_A_SEED = ("seed", "resume", "resolved.")
-"""How parameters begin in which the seeds of a row may differ."""
+"""Beginnings of the parameters in which the seeds of a row may differ."""
 
 PROJECT = "project"
 """The tag of a sweep's runs that names its project's folder."""
@@ -42,7 +42,8 @@ class Means:
 
     Attributes:
         metrics: means by name, and half of their intervals as `plus_minus/…`.
-        shown: the same as texts, `0.829 ± 0.012`, by the names of the table's columns; `note`: in a sentence.
+        shown: the same as texts, `0.829 ± 0.012`, by the names of the table's columns.
+        note: the same in a sentence.
         cells: MLflow's ids of the seeds' runs.
     """
 
@@ -57,9 +58,10 @@ class Means:
 
 
 def runs_of(label: str, project: Path, store: str, experiment: str, status: str) -> list[Run]:
-    """This project's runs with this `run_label` and status, the newest first; one without the tag `project` is its own.
+    """Return this project's runs with this `run_label` and status, the newest first.
 
-    Projects that share an experiment and a grid have cells of the same labels.
+    The tag `project` tells the runs of projects apart, because projects that share an experiment and a grid have cells
+    of the same labels. Runs without the tag are taken too.
     """
     wanted = f"tags.run_label = '{label}' and attributes.status = '{status}'"
     return _of(project, MlflowClient(store).search_runs([experiment], wanted))
@@ -78,9 +80,10 @@ def close(label: str, project: Path, store: str, experiment: str) -> None:
 def summarise(
     sweep: str, rows: Sequence[Means], pages: Mapping[str, Path], project: Path, store: str, experiment: str
 ) -> None:
-    """Write the runs of a sweep's rows and data sets; called again, they are brought up to date.
+    """Write the runs of a sweep's rows and data sets, or update those of an earlier call.
 
-    A store that fails meanwhile loses nothing: the next call of the sweep writes them. `pages`: of each data set.
+    If the store fails meanwhile, nothing is lost: the next call of the sweep writes them. `pages` has the page of each
+    data set.
     """
     try:
         _Summary(sweep, project, MlflowClient(store), experiment).write(rows, pages)
@@ -134,10 +137,10 @@ class _Summary:
         metrics: Mapping[str, float] = MappingProxyType({}),
         params: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
-        """The id of the run for these means, with these tags; what it has beside them is an earlier call's.
+        """Return the id of the run for these means, with these tags: an earlier call's run, or a new one.
 
-        MLflow forgets no metric and changes no parameter. So a run that has others than these is deleted, and begun
-        anew: means over two seeds have intervals, those over one have none.
+        MLflow cannot remove a metric or change a parameter. So an earlier run that has others than these is deleted.
+        For example, means over two seeds have intervals, and means over one seed have none.
         """
         own = {SUMMARY: kind, "sweep": self.sweep, "summary_of": key}
         wanted = " and ".join(f"tags.{tag} = '{value}'" for tag, value in own.items())
@@ -151,7 +154,7 @@ class _Summary:
         return self.mlflow.create_run(self.experiment, tags=tags, run_name=name).info.run_id
 
     def _runs(self, ids: Sequence[str]) -> list[Run]:
-        """Those of the seeds' runs that MLflow still has: `mlflow gc` removes deleted ones for good."""
+        """Return the seeds' runs that MLflow still has: `mlflow gc` removes deleted runs for good."""
         found = []
         for run_id in ids:
             try:

@@ -1,10 +1,10 @@
 """Tasks: what a model is trained for. A new task is one file and one line here.
 
-- `base`: what a task is: a loss for each record, predictions from outputs, and figures of these.
-- `classification`, `regression`, `counts`, `multilabel`, `ordinal`: one each.
+- `base`: the interface: a loss for each record, predictions from outputs, and figures of predictions.
+- `classification`, `regression`, `counts`, `multilabel`, `ordinal`: one task each.
 
-It imports `evaluation` and what stands below it. A task's file is imported when it is first asked for, so that names
-alone cost nothing, and `evaluation` may ask which task a document is of.
+Tasks import `evaluation` and the layers below it. A task's file is imported when the task is first asked for. So names
+alone cost nothing, and `evaluation` may ask which task a document belongs to.
 """
 
 from __future__ import annotations
@@ -39,5 +39,5 @@ def task_of(schema: Schema) -> Task:
 
 
 def kind_of(figures: Mapping[str, Any]) -> type[Task]:
-    """The task that a result of `Task.evaluate`, or a `metrics.json`, is of."""
+    """Return the task that a result of `Task.evaluate`, or a `metrics.json`, belongs to."""
     return TASKS[figures.get("task", CLASSIFICATION)]

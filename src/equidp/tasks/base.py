@@ -1,4 +1,4 @@
-"""Task: the interface of all of them."""
+"""Task: the interface of all tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Figures = Mapping[str, float | None]
 """Count and metrics of some records."""
 
 Best = Mapping[str, Literal["lowest", "nearest to 0"]]
-"""Of a metric, which value is best; the highest where nothing is said."""
+"""Which value of a metric is best, by its name; of a metric that is not named, the highest."""
 
 
 OUTDONE = (
@@ -31,11 +31,11 @@ OUTDONE = (
     "rate of its own, sgd.options.learning_rate, or more training.epochs). Costs and gaps beside it are too small"
 )
 TOO_LONG = "Steps may be too long for these records, or for this noise: try a smaller training.learning_rate"
-"""What follows for a private model that has overshot."""
+"""Advice for a private model that has overshot."""
 
 
 class LossOptions(TypedDict, total=False):
-    """Settings of a loss; those that are none of its own have no effect."""
+    """Settings of a loss. A setting that the loss does not have has no effect."""
 
     class_weights: tuple[float, ...] | None
     huber_delta: float
@@ -43,7 +43,15 @@ class LossOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Words:
-    """What documents say of a model: what it is, of what it is, into what it sorts, its outputs, and its answer."""
+    """How documents describe a model.
+
+    Attributes:
+        model: what it is, such as "classifier".
+        extent: what follows that word, such as "with 10 classes".
+        into: what follows a word for its input, such as "into 10 classes".
+        outputs: what the network gives for a record, such as "one logit per class".
+        answer: what a user gets for a record.
+    """
 
     model: str
     extent: str
@@ -57,18 +65,19 @@ class Task(ABC):
 
     Attributes:
         name: registry name; `Schema.task`.
-        losses: names of its losses, its own first.
-        measured_by: the module of `evaluation` with `evaluate`, `cost_intervals` and `live`, which take predictions as
-            they are.
-        metrics: measured overall and in every group, in the order they are shown.
-        main: the one by which groups are compared and the cost of privacy is told.
-        best: of each metric, which value is best.
+        losses: names of its losses, the default first.
+        measured_by: the module of `evaluation` with `evaluate`, `cost_intervals` and `live`, which measure predictions.
+        metrics: names of the metrics measured overall and in every group, in the order they are shown.
+        main: the metric by which groups are compared and the cost of privacy is stated.
+        best: which value of each metric is best.
         most: the highest possible value of the main metric; 0 is the lowest.
-        costs: those whose cost of privacy is shown of every group, the main one's first; classes have an `excess_loss`.
-        beside: metrics shown of every group beside the main one where several models are compared.
-        diverged_means, guessed_means: what follows for the figures of such a model, as an end and as a beginning of a
-            sentence.
-        metrics_mean, undefined_means, intervals_are: what a page says of the figures.
+        costs: names of the costs of privacy that are shown for every group, the main metric's first; see `cost`.
+        beside: metrics shown for every group beside the main one, where several models are compared.
+        diverged_means: what divergence means for the figures, as the end of a sentence.
+        guessed_means: what it means for the figures if a model guesses, as the beginning of a sentence.
+        metrics_mean: what the metrics mean, as sentences of a page.
+        undefined_means: why a figure is undefined, as words of a page.
+        intervals_are: which intervals a page shows.
     """
 
     name: ClassVar[str]
@@ -91,21 +100,22 @@ class Task(ABC):
 
     @classmethod
     def loss_named(cls, name: str | None) -> str:
-        """A loss's name, the task's own where none is given. Raises EquidpError where the task has no such loss."""
+        """Return a loss's name, the default's for None. Raises EquidpError where the task has no such loss."""
         if name is not None and name not in cls.losses:
             raise unknown_name(f"training.loss of {cls.name}", name, cls.losses)
         return name or cls.losses[0]
 
     @abstractmethod
     def loss(self, name: str, device: torch.device | str, **options: Unpack[LossOptions]) -> Loss:
-        """The loss of each record on its own.
+        """Return the function that gives the loss of each record on its own.
 
-        Never a weighted *mean*: its denominator would couple the records and break the sensitivity.
+        It is never a weighted *mean*, because the mean's denominator would couple the records and break the
+        sensitivity.
         """
 
     @abstractmethod
     def predict(self, outputs: Tensor) -> Tensor:
-        """`[n, outputs]` of a model's outputs: what is told to whoever asks the model."""
+        """Turn a model's outputs `[n, outputs]` into predictions, a row for each record: the answers that users get."""
 
     def evaluate(
         self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
@@ -113,22 +123,25 @@ class Task(ABC):
         """Measure a model overall and in every group.
 
         Args:
-            predictions: `[n, outputs]`.
+            predictions: one row for each record, as `predict` gives them.
             labels: of the same records, as `Records` has them.
             groups: per grouping, group ids `[n]` and group names.
-            units: `[n]` numbers, equal for records of one unit; None where each is a unit's only one.
+            units: `[n]` numbers, equal for records of one unit; None where each record is its unit's only one.
 
         Returns:
-            `overall` and `groups[grouping][group]` with `count` and the `metrics`, None where one is undefined;
-            `worst[grouping]`, its `telling` group by the main metric; `intervals` of the main metric; and `task`, but
-            for classification.
+            `overall` and `groups[grouping][group]` with `count` and the `metrics`, None where a metric is undefined;
+            `worst[grouping]`, the worst `telling` group by the main metric; `intervals` of the main metric; and `task`,
+            except for classification.
         """
         return {"task": self.name, **self.measured_by.evaluate(predictions, labels, groups, units=units)}
 
     def cost_intervals(
         self, private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
     ) -> dict[str, Any]:
-        """Intervals over test records of the main metric's cost of privacy; predictions of both on the same records."""
+        """Return intervals over test records for the main metric's cost of privacy.
+
+        Both models' predictions are for the same records.
+        """
         return self.measured_by.cost_intervals(private, baseline, labels, groups, units=units)
 
     def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
@@ -137,21 +150,21 @@ class Task(ABC):
 
     @abstractmethod
     def words(self) -> Words:
-        """For the documents that go out with a model."""
+        """Words for the documents that go out with a model."""
 
     @classmethod
     def cost(cls, private: Figures, baseline: Figures) -> dict[str, float | None]:
-        """What privacy cost some records in each metric: negative where the private model is better, None if unknown.
+        """Return the cost of privacy to some records in each metric: negative for a gain, None if unknown.
 
-        Baseline − private where the highest is best, private − baseline where the lowest is, and of a metric best at 0
-        the difference of absolute values. The loss's is called `excess_loss`.
+        The cost is baseline − private if the highest value is best, and private − baseline if the lowest is. For a
+        metric that is best at 0 it is the difference of absolute values. The cost in `loss` is called `excess_loss`.
         """
         names = {metric: "excess_loss" if metric == "loss" else metric for metric in cls.metrics}
         return {name: cls.lost(metric, private[metric], baseline.get(metric)) for metric, name in names.items()}
 
     @classmethod
     def lost(cls, metric: str, private: float | None, baseline: float | None) -> float | None:
-        """How much worse the first figure of a metric is than the second, as `cost` says; None where one is None."""
+        """Return how much worse `private` is than `baseline` in a metric, as `cost` says; None if either is None."""
         if private is None or baseline is None:
             return None
         if (best := cls.best.get(metric)) is None:
@@ -165,40 +178,41 @@ class Task(ABC):
 
     @classmethod
     def diverged(cls, figures: Mapping[str, Any]) -> bool:
-        """Whether these results of `evaluate` have records but no figures: predictions are not finite."""
+        """Whether these results of `evaluate` have records but no figures, because predictions are not finite."""
         return bool(figures["overall"]["count"]) and figures["overall"][cls.main] is None
 
     @classmethod
     @abstractmethod
     def guessing(cls, figures: Mapping[str, Any]) -> str | None:
-        """What to say of a model that has learnt nothing, as predicate of a sentence; else None."""
+        """Return the predicate of a sentence on a model that has learnt nothing; None for other models."""
 
     @classmethod
     def hardly(cls, figures: Mapping[str, Any]) -> str | None:
-        """What to say of a model that is better than guesses, but no more than chance explains; None if not told."""
+        """Return such a predicate for a model that is better than guesses, but by no more than chance; else None."""
         return None
 
     @classmethod
     def flawless(cls, figures: Mapping[str, Any]) -> str | None:
-        """What to say of a model that is too good to be true, as predicate of a sentence; None if not told."""
+        """Return such a predicate for a model that is too good to be true; else None."""
         return None
 
     @classmethod
     def overshot(cls, figures: Mapping[str, Any], classes: int = 0) -> str | None:
-        """What to say of a model whose loss is worse than without any training; None if not told.
+        """Return such a predicate for a model whose loss is worse than without any training; else None.
 
         Args:
-            classes: how many there are; 0 if that is known from the figures alone.
+            figures: results of `evaluate`.
+            classes: the number of classes; 0 to count those in the figures.
         """
         return None
 
     @classmethod
     def measures(cls, baseline: Mapping[str, Any]) -> bool:
-        """Whether a cost of privacy can be told beside this baseline: it has figures, and has learnt something."""
+        """Whether a cost of privacy can be stated against this baseline: it has figures, and has learnt something."""
         return not cls.diverged(baseline) and cls.guessing(baseline) is None
 
     @classmethod
     def outdone(cls, document: Mapping[str, Any]) -> str | None:
-        """What to say of the private model of this `metrics.json` if it beats its baseline by more than chance."""
+        """Return such a predicate if the private model of this `metrics.json` beats its baseline beyond chance."""
         interval = document.get("cost_of_privacy", {}).get("intervals", {}).get("overall")
         return OUTDONE if interval is not None and interval[1] < 0 else None

@@ -24,16 +24,16 @@ RANKS = 0.6
 """AUROC above which a ranking has learnt something, however small the test part."""
 
 FLAWLESS = 100
-"""Of so many records and more no error at all is told: fewer may be easy ones."""
+"""A model without any error is reported if it is evaluated on so many records; fewer may all be easy."""
 
 ONE_IN_TWENTY = 1.645
-"""What a standard normal number is above in one of twenty cases."""
+"""A standard normal number is above this in one of twenty cases."""
 
 
 def record_loss(
     weights: tuple[float, ...] | None, classes: Sequence[str], device: torch.device | str, plain: Loss = CROSS_ENTROPY
 ) -> Loss:
-    """The loss of each record on its own, times its class's weight where there are weights.
+    """Return the loss of each record on its own, multiplied by the weight of its class where there are weights.
 
     Raises:
         EquidpError: there is not one weight for each class.
@@ -50,7 +50,7 @@ def record_loss(
 
 
 class Classification(Task):
-    """Outputs are logits, predictions probabilities of the classes."""
+    """Outputs are logits; predictions are probabilities of the classes."""
 
     name = "classification"
     losses = ("cross_entropy",)
@@ -87,21 +87,21 @@ class Classification(Task):
         return live_metrics(predictions, labels, groups)
 
     def words(self) -> Words:
-        """By the number of classes."""
+        """Words that name the number of classes."""
         count = len(self.schema.classes)
         names = f"with {count} classes", f"into {count} classes"
         return Words("classifier", *names, "one logit per class", f"One score for each of {count} classes")
 
     @classmethod
     def diverged(cls, figures: Mapping[str, Any]) -> bool:
-        """Whether there is no loss: the accuracy of wrong predictions is 0."""
+        """Whether there is no loss; there is an accuracy, because predictions that are not finite count as wrong."""
         return bool(figures["overall"]["count"]) and figures["overall"]["loss"] is None
 
     @classmethod
     def guessing(cls, figures: Mapping[str, Any]) -> str | None:
-        """By MCC: a model that puts every record into one class has an MCC of 0 exactly, however high its accuracy.
+        """Judge by MCC: it is exactly 0 for a model that puts every record into one class, however high its accuracy.
 
-        Its scores may rank the records all the same: then it has learnt, and only its classes say nothing.
+        Its scores may still rank the records. Then the model has learnt something, and only its classes say nothing.
         """
         overall = figures.get("overall", {})
         mcc, auroc = overall.get("mcc"), overall.get("auroc")
@@ -113,10 +113,10 @@ class Classification(Task):
 
     @classmethod
     def hardly(cls, figures: Mapping[str, Any]) -> str | None:
-        """By MCC and the number of records; a model whose scores rank is spared.
+        """Judge by MCC and the number n of records, unless the model's scores rank the records.
 
-        Guesses that do not depend on the labels have an MCC of spread 1/√n over test parts of two classes, and less of
-        more classes. So one below 1.645/√n is reached by one guessing model in twenty.
+        Guesses do not depend on the labels. Over test parts of two classes, their MCC has the standard deviation 1/√n,
+        and less with more classes. So only one guessing model in twenty has an MCC above 1.645/√n.
         """
         overall = figures.get("overall", {})
         mcc, auroc, count = (overall.get(name) for name in ("mcc", "auroc", "count"))
@@ -127,7 +127,7 @@ class Classification(Task):
 
     @classmethod
     def flawless(cls, figures: Mapping[str, Any]) -> str | None:
-        """By the accuracy alone: a column that was filled in after the label tells it."""
+        """Judge by accuracy alone. A usual cause is a column that was filled in after the label was known."""
         overall = figures.get("overall", {})
         if overall.get("accuracy") != 1 or overall["count"] < FLAWLESS:
             return None
@@ -138,9 +138,10 @@ class Classification(Task):
 
     @classmethod
     def overshot(cls, figures: Mapping[str, Any], classes: int = 0) -> str | None:
-        """By a loss above that of equal probabilities; figures tell the number of classes where these are reported.
+        """Judge by a loss above that of equal probabilities.
 
-        Its classes may be right by half, but its steps are too long, or it went on too long.
+        Figures give the number of classes if they report groups by class. Such a model's classes may be half right, but
+        its steps are too long, or it trained for too long.
         """
         loss = figures.get("overall", {}).get("loss")
         classes = classes or len(figures.get("groups", {}).get("class", {}))

@@ -1,9 +1,9 @@
 """Counts: how often something happened to each record, from 0 to a public maximum.
 
-A model's one output z tells the logarithm of an expected count μ, which lies between `LEAST` and the maximum M
-whatever z is: log μ = m + h·tanh(z), m and h the middle and half of that range. So no output, however large, makes a
-loss infinite, and nothing is learnt from private records about the range. A record's loss is its Poisson deviance,
-2·(y·log(y/μ) − y + μ), which is 0 where μ = y.
+A model has one output z, which gives the logarithm of an expected count μ: log μ = m + h·tanh(z). The middle m and the
+half width h are those of the range from log `LEAST` to log M, where M is the maximum. So μ is in this range for every
+z. No output, however large, makes a loss infinite, and nothing about the range is learnt from private records. A
+record's loss is its Poisson deviance, 2·(y·log(y/μ) − y + μ), which is 0 where μ = y.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Counts(Regression):
 
     def predict(self, outputs: Tensor) -> Tensor:
         """`[n, 1]` expected counts."""
-        return self._log_rate(outputs.float()).exp().clamp(LEAST, self.schema.bounds[1])  # float32 rounds beyond them
+        return self._log_rate(outputs.float()).exp().clamp(LEAST, self.schema.bounds[1])  # float32 may round beyond
 
     def words(self) -> Words:
-        """By the target and its maximum."""
+        """Words that name the target and its maximum."""
         target = f"{self.schema.targets[0]}, a count up to {self.schema.bounds[1]:g}"
         return Words("model", f"of {target}", f"for {target}", "one output z", f"One expected count, {target}")
 

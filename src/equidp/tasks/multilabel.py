@@ -18,7 +18,7 @@ from equidp.tasks.base import Best, LossOptions, Task, Words
 
 
 class MultiLabel(Task):
-    """Outputs are one logit per label, predictions probabilities."""
+    """Outputs are one logit per label; predictions are probabilities."""
 
     name = "multilabel"
     losses = ("binary_cross_entropy", "binary_cross_entropy_sum")
@@ -43,7 +43,7 @@ class MultiLabel(Task):
         return lambda outputs, labels: over(F.binary_cross_entropy_with_logits(outputs, labels, reduction="none"), 1)
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """A sigmoid each."""
+        """The sigmoid of each output."""
         return torch.sigmoid(outputs.float())
 
     def evaluate(
@@ -54,14 +54,14 @@ class MultiLabel(Task):
         return {"task": self.name, **found}
 
     def words(self) -> Words:
-        """By the number of labels."""
+        """Words that name the number of labels."""
         count = len(self.schema.targets)
         names = f"of {count} labels", f"for {count} labels"
         return Words("multi-label classifier", *names, "one logit per label", f"One score for each of {count} labels")
 
     @classmethod
     def guessing(cls, figures: Mapping[str, Any]) -> str | None:
-        """By macro AUROC."""
+        """Judge by macro AUROC."""
         found = figures.get("overall", {}).get("macro_auroc")
         if found is None or found > 0.5:
             return None
@@ -69,7 +69,10 @@ class MultiLabel(Task):
 
     @classmethod
     def hardly(cls, figures: Mapping[str, Any]) -> str | None:
-        """By the label accuracy of one answer for everybody: of rare labels it is high, and no privacy costs it."""
+        """Compare with the label accuracy of one answer for everybody.
+
+        It is high for rare labels, and privacy does not lower it.
+        """
         usual, interval = figures.get("usual"), figures.get("intervals", {}).get("overall")
         if usual is None or interval is None or interval[0] > usual or cls.guessing(figures):
             return None

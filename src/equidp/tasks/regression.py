@@ -1,8 +1,8 @@
 """Regression: a number with public bounds for each record.
 
-A model's one output is the number on a scale on which the bounds are −1 and 1, so that nothing about the scale is
-learnt from private records, and an output of 0 is the middle. A prediction beyond the bounds becomes the bound, which
-brings it nearer to any number within them. Figures are in the number's own unit.
+A model has one output: the number on a scale where the bounds are −1 and 1, and the middle between them is 0. So
+nothing about the scale is learnt from private records. A prediction beyond a bound becomes that bound, which is nearer
+to any number within the bounds. Figures are in the number's own unit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEANS = (
 
 
 class Regression(Task):
-    """Outputs are scaled numbers, predictions numbers in the target's own unit."""
+    """Outputs are scaled numbers; predictions are numbers in the target's own unit."""
 
     name = "regression"
     losses: ClassVar[tuple[str, ...]] = ("squared", "huber")
@@ -78,7 +78,7 @@ class Regression(Task):
     def cost_intervals(
         self, private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
     ) -> dict[str, Any]:
-        """Of the mean differences of absolute errors."""
+        """Intervals of the mean differences of absolute errors."""
         return super().cost_intervals(private[:, 0], baseline[:, 0], labels, groups, units=units)
 
     def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
@@ -86,7 +86,7 @@ class Regression(Task):
         return super().live(predictions[:, 0], labels, groups)
 
     def words(self) -> Words:
-        """By the target and its bounds."""
+        """Words that name the target and its bounds."""
         low, high = self.schema.bounds
         target = f"{self.schema.targets[0]}, a number from {low:g} to {high:g}"
         outputs = f"one output, −1 for {low:g} and 1 for {high:g}"
@@ -94,14 +94,14 @@ class Regression(Task):
 
     @classmethod
     def outdone(cls, document: Mapping[str, Any]) -> str | None:
-        """A baseline that has the smaller squared error is trained well enough: it aims at another middle."""
+        """As of `Task`, but `LEANS` where the baseline has the smaller squared error, and so is trained well enough."""
         said = super().outdone(document)
         squared = document["cost_of_privacy"]["overall"].get("rmse") if said else None
         return LEANS if squared is not None and squared > 0 else said
 
     @classmethod
     def guessing(cls, figures: Mapping[str, Any]) -> str | None:
-        """By R²."""
+        """Judge by R²."""
         found = figures.get("overall", {}).get("r2")
         if found is None or found > 0:
             return None

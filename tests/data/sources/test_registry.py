@@ -59,7 +59,7 @@ def test_equal_files_have_equal_fingerprints_and_equal_records(name: str, tmp_pa
 def test_misspelt_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(EquidpError, match=r"Unknown dataset 'mnst'\. Did you mean 'mnist'"):
         source("mnst")
-    with pytest.raises(EquidpError, match=r"Unknown data option of dataset 'adult' 'verfy'\. Did you mean 'verify'"):
+    with pytest.raises(EquidpError, match=r"Unknown data option of dataset 'adult': 'verfy'\. Did you mean 'verify'"):
         source("adult", {"verfy": False})
     with pytest.raises(EquidpError, match=r"data option of dataset 'adult' 'verify' is not valid: .*given: 'maybe'"):
         source("adult", {"verify": "maybe"})
@@ -97,7 +97,7 @@ def test_a_source_that_names_no_files_is_told_what_it_lacks(tmp_path: Path) -> N
 def test_split_levels_have_the_datasets_own_words() -> None:
     assert source("mnist").split_level("data.split_by", "image") == "record"
     assert source("adult").split_level("data.split_by", "record") == "record"
-    with pytest.raises(EquidpError, match=r"Unknown value of data\.split_by for source 'adult' 'lesion'"):
+    with pytest.raises(EquidpError, match=r"Unknown value of data\.split_by for source 'adult': 'lesion'"):
         source("adult").split_level("data.split_by", "lesion")
 
 
@@ -109,7 +109,7 @@ def test_units_of_ones_own_table_are_called_as_their_column() -> None:
         "record",
     ]
     words = (
-        r"Unknown value of privacy\.unit for source 'csv' 'unit'\. Valid: record\. For .* ids: data\.options\.unit\."
+        r"Unknown value of privacy\.unit for source 'csv': 'unit'\. Valid: record\. For .* ids: data\.options\.unit\."
     )
     with pytest.raises(EquidpError, match=words):
         source("csv", {**CSV_OPTIONS, "unit": ""}).split_level("privacy.unit", "unit")

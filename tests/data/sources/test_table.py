@@ -92,7 +92,7 @@ def test_another_order_of_features_is_another_encoding(tmp_path: Path) -> None:
 def test_records_are_called_as_the_user_called_them(tmp_path: Path) -> None:
     """A sentence about the dataset `csv` would not say which table it means."""
     records, _ = encoded(tmp_path, write_tiny("csv", tmp_path))
-    with pytest.raises(EquidpError, match="Unknown grouping of dataset 'mine' 'sexx'"):
+    with pytest.raises(EquidpError, match="Unknown grouping of dataset 'mine': 'sexx'"):
         records.grouping("sexx")
 
 
@@ -271,7 +271,7 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"groups": {"sex": {}}}, "give either categories or edges"),
         ({"groups": {"sex": {"edges": [2, 1]}}}, "edges must rise"),
         ({"groups": {"sex": {"edges": [True, 2]}}}, "true and false are not numbers"),
-        ({"lable": "x"}, r"Unknown data option of dataset 'csv' 'lable'\. Did you mean 'label'"),
+        ({"lable": "x"}, r"Unknown data option of dataset 'csv': 'lable'\. Did you mean 'label'"),
     ],
 )
 def test_a_wrong_declaration_is_refused(tmp_path: Path, options: dict, message: str) -> None:

@@ -356,7 +356,7 @@ def test_a_query_by_which_rows_depend_on_each_other_is_told(tmp_path: Path, quer
         ("x,y\n1,no\n", {"path": "", "connection": "postgresql://me:secret@host/db", "sql": "select"}, "be logged"),
         ("x,y\n1,no\n", {"class_map": {"maybe": ["1"]}}, "map names 'maybe', which is not among the categories"),
         ("x,y\n1,no\n", {"class_edges": [1, 2]}, "edges cut 3 bands, and categories name 2"),
-        ("x,y\n1,no\n", {"features": {"sx": {"kind": "group"}}}, "Unknown grouping of the feature 'sx' 'sx'"),
+        ("x,y\n1,no\n", {"features": {"sx": {"kind": "group"}}}, "Unknown grouping of the feature 'sx': 'sx'"),
         ("x,y\n1,no\n", {"features": {"x": {**NUMBER, "missing": -1}}}, "missing must lie within minimum and maximum"),
         ("x,y\n1,no\n", {"classes": "no, yes"}, r"'classes' is not valid: .*a list, such as \[.no., .yes.\]"),
         ("x,y\n1,no\n", {"classes": [False, True]}, r"a bare no, off or false is no text in YAML\); put it in quotes"),

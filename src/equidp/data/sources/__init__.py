@@ -55,12 +55,12 @@ def published_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unit_noun(unit: str) -> str:
-    """What sentences call one of `privacy.unit`: its own word, or `unit` where that is a column's name and no noun."""
+    """Return the noun for one unit in sentences: the word of `privacy.unit`, or `unit` if that is a column's name."""
     return unit if unit.isalpha() and unit.islower() else "unit"
 
 
 def unit_named(unit: str) -> str:
-    """The same where sentences speak of it first: with the column, if it is one."""
+    """As `unit_noun`, for the first mention in a text: with the column's name, if there is one."""
     noun = unit_noun(unit)
     return noun if noun == unit else f"{noun} (column '{unit}')"
 

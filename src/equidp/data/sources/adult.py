@@ -102,7 +102,7 @@ class Adult(Source):
         from sklearn.datasets import fetch_openml
 
         with warnings.catch_warnings():
-            # it tries again at least once, and warns of it on lines of its own before the one sentence that helps
+            # the client tries again at least once, and would warn of it on lines before the one sentence that helps
             warnings.filterwarnings("ignore", message="A network error occurred")
             frame = fetch_openml("adult", version=2, as_frame=True, parser="auto", n_retries=1).frame
         target = Path(raw_dir) / "adult" / "adult.openml.csv"

@@ -22,7 +22,7 @@ from equidp.options import Declared, checked_options
 from equidp.system.network import attempt
 
 GIVEN = "the given table"
-"""What messages call rows that a served model is sent."""
+"""The word of messages for rows that are sent to a served model."""
 
 UNIT_COLUMN = " For units of several records, name the column of their ids: data.options.unit."
 
@@ -33,7 +33,7 @@ class SourceOptions(Declared):
     Attributes:
         verify: compare files with the checksums the provider's files have.
         download: fetch missing files with the provider's own client.
-        paths: names of the options that are a folder's path.
+        paths: names of the options whose value is the path of a folder.
     """
 
     paths: ClassVar[tuple[str, ...]] = ()
@@ -49,8 +49,8 @@ class Source(ABC):
         name: registry name.
         Options: settings class of `data.options`.
         layouts: alternative sets of files, the provider's own first; the first complete one is read.
-        unit_names: what one record is called, and what a unit of several records is called, where there are such units.
-        tasks: names of the tasks that it can give records for.
+        unit_names: the word for one record, and the word for a unit of several records, where there are such units.
+        tasks: names of the tasks that the source can give records for.
         sizes: the published number of records of each class, or of all where there are no classes: of the provider's
             training part where there is one, else of the whole; empty where none is published. Files that are not
             verified have none.
@@ -111,7 +111,7 @@ class Source(ABC):
 
     @property
     def task(self) -> str:
-        """What its options declare to be predicted."""
+        """The task that the options declare."""
         return self.tasks[0]
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Source(ABC):
         return identified(found)
 
     def _refuse_incomplete(self, found: Records) -> None:
-        """Refuse other numbers of records than are published: of a folder of files no checksum is known."""
+        """Refuse other numbers of records than are published, because a folder of files has no known checksum."""
         test = torch.zeros(len(found), dtype=torch.bool) if found.part is None else found.part == TEST_PART
         there = torch.bincount(found.class_ids[~test], minlength=len(self.sizes)).tolist()
         kinds = [f"records of class {name!r}" for name in found.schema.classes] or ["training records"]
@@ -151,15 +151,15 @@ class Source(ABC):
 
     @property
     def reader(self) -> str:
-        """Versions of the libraries that its records' identities depend on, as these are made of what was decoded.
+        """Versions of the libraries that records' identities depend on, if these are made from decoded content.
 
-        With another one a person may come into another part of a split, which then is another split.
+        With another version a person may come into another part, so it is another split.
         """
         return ""
 
     @property
     def columns(self) -> Mapping[str, Named | Numeric]:
-        """The raw columns that are features, with their declarations; none of what is no table."""
+        """The raw columns that are features, with their declarations; empty if the source is no table."""
         return {}
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
@@ -173,9 +173,10 @@ class Source(ABC):
         raise EquidpError(f"Dataset {self.name!r} is not a table: give its features as an array instead.")
 
     def unfit(self, frame: pd.DataFrame) -> dict[Any, str]:
-        """By their labels the rows that `encode` refuses, each with the sentence that it has for that row alone.
+        """Return, by its label, each row that `encode` refuses, with the sentence on that row alone.
 
-        By columns where that comes to the same: thousands of rows, one after another, take a minute.
+        Whole columns are checked if this gives the same result, because thousands of rows, one after another, take a
+        minute.
         """
         if type(self).encode is not Source.encode:
             return _refused_by(self.encode, frame)
@@ -185,7 +186,7 @@ class Source(ABC):
         )
 
     def example(self) -> pd.DataFrame | None:
-        """A row that `encode` takes, made of the declaration alone; None of what is no table."""
+        """A row that `encode` takes, made from the declaration alone; None if the source is no table."""
         row = {declared.column or name: [declared.example()] for name, declared in self.columns.items()}
         return pd.DataFrame(row) if row else None
 
@@ -194,11 +195,11 @@ class Source(ABC):
         raise NotImplementedError
 
     def words(self) -> tuple[str, ...]:
-        """`unit_names`, or what an option calls units."""
+        """`unit_names`, or the words that the options give."""
         return self.unit_names
 
     def split_level(self, setting: str, word: str) -> Literal["record", "unit"]:
-        """What a setting's word means for this dataset: `record`, `unit`, or its own words, such as `lesion`.
+        """Return what a setting's word means for this dataset: `record`, `unit` or the dataset's own words (`lesion`).
 
         Raises:
             EquidpError: for a word this dataset does not know.
@@ -220,14 +221,17 @@ def part_column(*sizes: int) -> Tensor:
 
 
 def classified(schema: Schema, parts: Sequence[tuple[Tensor, Tensor]]) -> Records:
-    """Records of features `[n, *schema.shape]` and labels `[n]` of each part, training first, by class alone."""
+    """Return Records of features `[n, *schema.shape]` and labels `[n]` of each part, training first.
+
+    The class is the only grouping.
+    """
     features, labels = map(torch.cat, zip(*parts, strict=True))
     part = part_column(*(len(own) for _, own in parts))
     return Records(features=features, labels=labels, groups={"class": labels}, schema=schema, part=part)
 
 
 def _refused_by(check: Callable[[pd.DataFrame], object], rows: pd.DataFrame) -> dict[Any, str]:
-    """By their labels the rows that are refused where they stand alone, found by halves."""
+    """Return, by its label, each row that is refused on its own; the rows are found by halving the table."""
     try:
         check(rows)
     except EquidpError as error:

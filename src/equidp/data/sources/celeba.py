@@ -1,6 +1,6 @@
 """CelebA: faces with forty binary attributes, through torchvision.
 
-Any attribute is the label, or several are labels of 0 or 1 each; any other is a grouping.
+One attribute is the label, or several attributes are labels of 0 or 1 each. Every other attribute is a grouping.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class CelebaOptions(SourceOptions):
     """Options of `celeba`.
 
     Attributes:
-        attribute: the label.
-        attributes: in its place, several labels.
+        attribute: the attribute that is the label.
+        attributes: in place of `attribute`, several labels.
         size: side of the square cut from the middle of each image.
     """
 
@@ -62,12 +62,12 @@ class Celeba(Source):
 
     @property
     def task(self) -> str:
-        """By whether several attributes are named."""
+        """`multilabel` if several attributes are named, else `classification`."""
         return "multilabel" if self.options.attributes else "classification"
 
     @property
     def schema(self) -> Schema:
-        """The label's attribute gives the classes, or several the labels; every other attribute is a grouping."""
+        """The label's attribute gives the classes, or several give the labels; every other attribute is a grouping."""
         labels = self._labels()
         classes = () if self.options.attributes else (f"not {labels[0]}", labels[0])
         others = {name: (f"not {name}", name) for name in ATTRIBUTES if name not in labels}

@@ -1,10 +1,10 @@
 """Diabetes: the 442 patients inside scikit-learn, and how their disease progressed in a year; no file is needed.
 
-Of its columns the provider gives names and units, of the target 25 to 346 (scikit-learn's page "Diabetes dataset"). It
-gives no bounds of the features in their own units: these are ours, wide ones that hold for adults in general, and a
-number beyond one becomes the bound. `diabetes_bands` has the target in four bands, cut at round numbers near the
-quarters of its range. The scaled features, which scikit-learn offers too, would not do: their means and
-deviations were learnt from the records. The provider writes sex as 1 and 2, and does not say which is which.
+The provider gives names and units of the columns, and the target's range, 25 to 346 (scikit-learn's page "Diabetes
+dataset"). It gives no bounds of the features in their own units. The bounds here are ours: they are wide and hold for
+adults in general, and a number beyond a bound becomes the bound. `diabetes_bands` has the target in four bands, cut at
+round numbers near the quarters of its range. scikit-learn also offers scaled features. They are not used, because their
+means and deviations were learnt from the records. The provider writes sex as 1 and 2, and does not say which is which.
 """
 
 from __future__ import annotations

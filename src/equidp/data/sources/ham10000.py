@@ -179,7 +179,7 @@ def _placed(
         if image_id not in position:
             raise EquidpError(f"Image {image_id!r} in {images} has no row in {where}; remove it or add its row.")
         content = hashlib.sha256(image.read_bytes() if isinstance(image, Path) else image).digest()
-        if read.setdefault(image_id, content) != content:  # masks beside photographs, say
+        if read.setdefault(image_id, content) != content:  # for example, masks beside photographs
             place = image if isinstance(image, Path) else f"{images}/{image_id}"
             raise EquidpError(f"{place} is a second, different image called {image_id!r}; remove the one or the other.")
         if image_id in waiting:

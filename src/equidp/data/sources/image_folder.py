@@ -1,4 +1,4 @@
-"""Image folder: images of the user's own, of classes by folder or by a table, which may tell groups and units too."""
+"""Image folder: the user's own images, with classes by folder or by a table, which may give groups and units too."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class ImageFolderOptions(SourceOptions):
     Attributes:
         path: the folder, relative to the raw folder: `<class>/…`, or `train/<class>/…` and `test/<class>/…`.
         classes: the class folders' names, or the values of `label`, in label order.
-        ordered: the classes have an order, such as grades, and it counts (`ordinal`).
+        ordered: the order of the classes counts (`ordinal`), as for grades.
         size: side of the square that images are resized to.
         channels: 3, or 1 for grey.
         fit: `squeeze` keeps the whole image, `crop` its proportions.
         mean, sd: published constants per channel on the 0..1 scale; ImageNet's unless given.
         metadata: csv relative to the raw folder with one row per image; empty for none.
-        image: its column with the file's name, with or without folder and suffix.
-        label: its column with each image's class; empty where folders tell it. Then folders mean nothing.
-        groups: groupings over its columns.
-        unit: its column whose value is shared by the images of one person; empty where each image is a unit.
-        id: its column with an id for each image, which then decides on its part, in place of its content (`data.id`).
+        image: column of the metadata with the file's name, with or without folder and suffix.
+        label: column with each image's class; folders then mean nothing. Empty where folders are the classes.
+        groups: groupings over columns of the metadata.
+        unit: column whose value is shared by the images of one person; empty where each image is a unit.
+        id: column with an id for each image. The id, instead of the content, then decides on its part (`data.id`).
         sizes, unit_sizes: public numbers of images, and of units, of each class, as for `csv`.
     """
 
@@ -74,7 +74,7 @@ class ImageFolderOptions(SourceOptions):
 
 
 class ImageFolder(Source):
-    """Images by class folder, or of the classes that a table tells; groupings are the class and the declared ones."""
+    """Images with classes by folder or by a table; groupings are the class and the declared ones."""
 
     name = "image_folder"
     Options = ImageFolderOptions
@@ -83,7 +83,7 @@ class ImageFolder(Source):
 
     @property
     def task(self) -> str:
-        """By whether the classes are ordered."""
+        """`ordinal` if the classes are ordered, else `classification`."""
         return "ordinal" if self.options.ordered else "classification"
 
     def words(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class ImageFolder(Source):
 
     @property
     def schema(self) -> Schema:
-        """What the options declare."""
+        """The schema that the options declare."""
         channels, size = self.options.channels, self.options.size
         grey = channels == 1
         return Schema(
@@ -110,7 +110,7 @@ class ImageFolder(Source):
 
     @property
     def reader(self) -> str:
-        """What decodes the images, unless they have ids."""
+        """Versions of the libraries that decode images; empty if images have ids."""
         return "" if self.options.id else decoder()
 
     def search(self, raw_dir: Path) -> RawFiles | None:
@@ -119,7 +119,7 @@ class ImageFolder(Source):
         if not folder.is_dir():
             return None
         paths["images"] = folder
-        # of those that are not read too, or a kept copy would hide a new .tif
+        # also over images that are not read: else a kept copy of the records would hide a new .tif
         prints.append(folder_fingerprint(folder, image_files(folder, SUFFIXES + OTHER_SUFFIXES)))
         if self.options.metadata:
             inside(raw_dir, self.options.metadata)
@@ -178,7 +178,7 @@ class ImageFolder(Source):
         )
 
     def _found_in(self, folder: Path) -> list[tuple[Path, int]]:
-        """Images with the labels that folders tell; 0 where the table does."""
+        """Images with the labels that folders give; 0 if the table gives them."""
         if self.options.label:
             if not (paths := _images(folder)):
                 raise EquidpError(f"{folder} holds no JPEG or PNG image; put the images there.")
@@ -227,7 +227,7 @@ def _refuse_linked_twice(paths: list[Path]) -> None:
 
 
 def _images(folder: Path) -> list[Path]:
-    """All images below a folder. Raises EquidpError for one that cannot be read, or may be a hidden copy."""
+    """All images below a folder. Raises EquidpError for an image that is not read, or may be a hidden copy."""
     if unread := image_files(folder, OTHER_SUFFIXES):
         raise EquidpError(f"{unread[0]} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
     found = image_files(folder)
@@ -273,7 +273,7 @@ def _stem(name: str) -> str:
 def _rows_of(frame: pd.DataFrame, column: str, paths: list[Path], folder: Path, where: str) -> pd.DataFrame:
     """The metadata's rows in the order of the images; each image needs one row, and each row an image."""
     keys = frame[column].map(_stem)
-    again = keys.map(looks).duplicated()  # names that look alike are one image's in two spellings
+    again = keys.map(looks).duplicated()  # names that look alike are two spellings of one image's name
     for key, row in zip(keys[again], frame.index[again], strict=True):
         raise EquidpError(f"{place(where, frame[column], row)}: {key!r} is in an earlier line too.")
     stems = [composed(path.stem) for path in paths]

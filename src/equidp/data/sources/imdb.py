@@ -1,7 +1,7 @@
 """IMDb: 25,000 + 25,000 film reviews, positive or negative (Maas et al. 2011), as ids of a public vocabulary.
 
 The vocabulary is hashed, or the first words of a public list such as GloVe's. The papers keep the words that are most
-common in the private reviews: that would be one more release.
+common in the private reviews, which would be one more release.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ class ImdbOptions(SourceOptions):
     """Options of `imdb`.
 
     Attributes:
-        vocabulary: number of ids words are hashed into, the padding included; with `words`, of words taken from it.
-        length: words kept of each review, its last ones.
-        words: public list of words below `raw_dir`, the most common first (GloVe's file, plain or as .gz); else hashed.
-        tokenizer: folder of a pretrained network's tokenizer, in whose tokens `length` then counts; in place of words.
+        vocabulary: number of ids that words are hashed into, the padding included; with `words`, the number of words
+            taken from that list.
+        length: how many words of each review are kept, the last ones.
+        words: public list of words below `raw_dir`, the most common first (GloVe's file, plain or as .gz); empty to
+            hash words.
+        tokenizer: folder of a pretrained network's tokenizer, in place of words; `length` then counts its tokens.
     """
 
     vocabulary: Annotated[int, Field(ge=2, le=2**24)] = 20_000
@@ -127,7 +129,7 @@ class Imdb(Source):
     def _wanted_words(self, raw_dir: Path) -> PublishedFile:
         asked = self.options.words.removesuffix(".gz")
         if (known := next((file for file in GLOVE if file.path == asked), None)) is not None:
-            return known  # like other files of a provider it may lie in a linked folder
+            return known  # like other files of a provider, it may be in a linked folder
         return PublishedFile(inside(raw_dir, asked).relative_to(raw_dir.resolve()).as_posix(), GLOVE_PAGE)
 
     def wanted(self, raw_dir: Path) -> PublishedFile:
@@ -193,7 +195,8 @@ class Imdb(Source):
         """Token ids int64 `[N, length]` of the column `text`.
 
         Raises:
-            EquidpError: there is no such column, or a row has no text: it is no review that says `nan`, or `b'…'`.
+            EquidpError: there is no such column, or a row has no text. It must not be read as the review `nan` or
+                `b'…'`.
         """
         require(frame, ["text"], "the given table")
         if (absent := frame["text"].isna()).any():

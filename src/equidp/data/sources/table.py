@@ -1,4 +1,4 @@
-"""Table: one of the user's own, from a file, a database or the catalog, with a schema declared in conf."""
+"""Table: the user's own table, from a file, a database or the catalog, with a schema declared in conf."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Table(Source):
 
     @property
     def task(self) -> str:
-        """As the label is declared."""
+        """The task that the label's declaration says."""
         return self.options.task
 
     def words(self) -> tuple[str, ...]:
@@ -79,11 +79,11 @@ class Table(Source):
 
     @property
     def reader(self) -> str:
-        """What cuts texts into tokens, unless rows have ids."""
+        """Versions of the tokenizer's libraries, if texts become tokens and rows have no ids; else empty."""
         return self._tokens.version if self.options.tokenizer and not self.options.id else ""
 
     def search(self, raw_dir: Path) -> RawFiles | None:
-        """The file the options name, plain or gzipped; what a database or the catalog gives is read at once."""
+        """The file the options name, plain or gzipped. A table from a database or the catalog is read at once."""
         read = [tokenizer_digest(Path(self.options.tokenizer))] if self.options.tokenizer else []
         if not self.options.path:
             self._given = self._fetched()
@@ -182,7 +182,7 @@ class Table(Source):
         return self._features(found, where)
 
     def unfit(self, frame: pd.DataFrame) -> dict[Any, str]:
-        """As a source's; of a row the first sentence that `encode` would have."""
+        """As `Source.unfit`; a row has the first sentence that `encode` would have for it."""
         options, signs = self.options, (self.options.decimal, self.options.thousands)
         if options.text or type(self).encode is not Table.encode:
             return super().unfit(frame)
@@ -247,7 +247,7 @@ class Table(Source):
                     f"data.options.catalog={self.options.catalog}, column {name!r}: its points may have been read as "
                     "decimal signs, where data.options.thousands is '.'; give the entry load_args of dtype: str."
                 )
-        # floats are ids that have lost digits, maybe; as whole numbers again they would not show it
+        # Ids that are floats may have lost digits. Turned into whole numbers again, they would not show it
         kept = {name: found[name] for name in floats & {self.options.unit, self.options.id}}
         arrow = [str(name) for name in found if isinstance(found[name].dtype, pd.ArrowDtype) and name not in kept]
         # pandas has no type of its own for Arrow's dates, decimals and lists, and fails even if none is declared
@@ -308,7 +308,7 @@ class Table(Source):
         return frame[~gone]
 
     def _remarks(self, rows: pd.DataFrame, frame: pd.DataFrame) -> Iterator[str]:
-        """What was left out and clipped, by class and group: it may be one group more than another."""
+        """Say what was left out and clipped, by class and group, because it may concern one group more than another."""
         table = self.options.path or self.options.catalog or "The query"
         if word := looks_at_other_rows(self.options.sql):
             yield (
@@ -336,7 +336,7 @@ class Table(Source):
                 )
 
     def _wordless(self, frame: pd.DataFrame, features: Tensor) -> Iterator[str]:
-        """What is lost of texts in other letters."""
+        """Say how many texts are lost because they are in other letters."""
         if self.options.text and not self.options.tokenizer and (empty := (features == PADDING).all(1).numpy()).any():
             yield (
                 f"{self.options.path or self.options.catalog or 'The query'}, column {self.options.text!r}: "
@@ -345,7 +345,7 @@ class Table(Source):
             )
 
     def _counted(self, rows: pd.DataFrame) -> str:
-        """How many of some rows are of each class and group; these rows need not be as declared."""
+        """Return how many of these rows are in each class and group; the rows need not be as declared."""
         of_class = {}
         if self.options.classes:
             of_class = {"class": self.options.classified.model_copy(update={"column": self.options.label})}

@@ -1,4 +1,4 @@
-"""What is declared of a table: the options of the source `table`."""
+"""The options of the source `table`, which declare a table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _known_encoding(name: str) -> str:
 
 
 def _lists_of_texts(given: Any) -> Any:
-    """Said here, as pydantic would name the kinds that it tried."""
+    """Refuse other kinds of values here, because pydantic's message would name all the kinds that it tried."""
     each = given.values() if isinstance(given, Mapping) else (given,)
     if not all(isinstance(one, list | tuple) and all(isinstance(text, str) for text in one) for one in each):
         raise ValueError('give a list of texts in quotes, such as ["9"], or one for each column: {health: ["9"]}')
@@ -46,7 +46,7 @@ Sizes = tuple[Annotated[int, Field(ge=1)], ...]
 
 
 class Count(Bounded):
-    """A label that counts, from 0 on."""
+    """A label that is a count, from 0 on."""
 
     minimum: Literal[0] = 0
     maximum: Annotated[int, Field(ge=1)]
@@ -74,10 +74,10 @@ class TableOptions(SourceOptions):
         na_values: further texts, or numbers, that mean a missing value: in every column, or a list for each column that
             has some.
         label: column of the label.
-        classes: its values, in label order; or names of those of `class_map` or of the bands of `class_edges`.
-        ordered: the classes have an order, the one in which they are declared, and it counts (`ordinal`).
-        target: in place of `classes`, for a label that is a number to be predicted: its public bounds, and with
-            `clip: true` numbers beyond become the bound.
+        classes: the label's values, in label order; or names of `class_map`, or names for the bands of `class_edges`.
+        ordered: the order in which the classes are declared counts (`ordinal`).
+        target: in place of `classes`, for a label that is a number to be predicted: its public bounds. With
+            `clip: true` a number beyond a bound becomes the bound.
         counts: in place of `classes`, for a label that is a whole number from 0 on: its public maximum, and `clip`.
         labels: in place of `label`, for several labels that are 0 or 1 each: their columns.
         class_map: for each class the values of the label that it stands for.
@@ -90,7 +90,7 @@ class TableOptions(SourceOptions):
         vocabulary: number of ids that words are hashed into, the padding included.
         groups: groupings to report by, each over a column that need not be a feature.
         unit: column whose value is shared by the records of one person; empty where each row is a unit.
-        id: column with an id for each row, which then decides on its part, in place of its content (`data.id`).
+        id: column with an id for each row. The id, instead of the row's content, then decides on its part (`data.id`).
         part: column that says `train` or `test`; empty to split at random.
         sizes: public numbers of rows of each class, in label order (one number where there are no classes), known from
             elsewhere and not counted in the table.
@@ -223,7 +223,7 @@ class TableOptions(SourceOptions):
 
     @property
     def task(self) -> str:
-        """What is predicted."""
+        """The declared task."""
         declared = {"regression": self.target, "counts": self.counts, "multilabel": self.labels}
         return next(
             (task for task, given in declared.items() if given), "ordinal" if self.ordered else "classification"
@@ -243,7 +243,7 @@ class TableOptions(SourceOptions):
 
     @property
     def declared(self) -> dict[str, Named | Numeric]:
-        """The features, each with its column; one that is a grouping is that grouping."""
+        """The features with their declarations. A feature that names a grouping has the grouping's declaration."""
         found: dict[str, Named | Numeric] = {}
         for name, column in self.features.items():
             if isinstance(column, OfGroup):

@@ -1,9 +1,10 @@
 """Pretrained networks by name, without their last layer: `timm:<name>`, `torchvision:<name>` or `hf:<folder>`.
 
-- `open_network`: the network with its weights. `identity`: what its features depend on besides the records.
-- `network`: records in, one row of features each out. `files`: weights from safetensors, and whether they fit.
+- `open_network`: returns the network with its weights. `identity`: what features depend on besides the records.
+- `network`: turns each record into one row of features. `files`: reads weights from safetensors, and says whether they
+  fit.
 - `named`: the libraries that know networks by name. `folder`: a folder in Hugging Face's format.
-- `trainable`: which of its parameters are trained.
+- `trainable`: which parameters of a network are trained.
 
 Weights are never silently random, and come from the internet only where `weights: download` asks for it. Nothing is
 unpickled. It imports `equidp.data` and `equidp.system`. Begin with `open_network`.
@@ -53,7 +54,7 @@ IDENTITIES: dict[str, Callable[[str, Asked], str]] = {
 
 
 def check_name(network: str) -> tuple[str, str]:
-    """Library and name. Raises EquidpError for another form, or another library."""
+    """Return library and name. Raises EquidpError for another form, or another library."""
     library, sign, name = network.partition(":")
     if sign and library not in OPENERS:
         raise unknown_name("library in model.options.network", library, OPENERS)
@@ -66,7 +67,7 @@ def check_name(network: str) -> tuple[str, str]:
 
 
 def open_network(asked: Asked, schema: Schema, *, files: bool = True) -> Network:
-    """The network for a dataset's raw images, or for the tokens of its own tokenizer; frozen.
+    """Return the frozen network for a dataset's raw images, or for texts in the tokens of the network's own tokenizer.
 
     Args:
         files: False for a network that gets trained weights: the files may be missing.
@@ -82,7 +83,7 @@ def open_network(asked: Asked, schema: Schema, *, files: bool = True) -> Network
 
 
 def identity(asked: Asked) -> str:
-    """What features depend on besides the records and the options: the weights' digest, the library's version.
+    """Return what features depend on besides records and options: the weights' digest, the library's version.
 
     Raises:
         EquidpError: the library or a file is missing.

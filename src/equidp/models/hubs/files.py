@@ -1,4 +1,4 @@
-"""Weights as files: safetensors alone, and by name what does not fit."""
+"""Weights as files. Only safetensors are read; weights that do not fit the network are refused by name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from equidp.errors import EquidpError
 
 PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 COUNTED = "num_batches_tracked"
-"""Of a BatchNorm, whose statistics stay as they are; not every file has it."""
+"""A BatchNorm's counter. It is ignored: the layer's statistics stay as they are, and not every file has it."""
 
 
 def weight_files(path: Path, setting: str) -> list[Path]:
-    """The safetensors of a file's or a folder's path.
+    """Return the safetensors files of a path, which is a file or a folder.
 
     Raises:
         EquidpError: there is none, or there are pickles in their place.
@@ -50,7 +50,7 @@ def _pickle(path: Path, setting: str) -> EquidpError:
 
 
 def read_weights(path: Path, setting: str) -> dict[str, Tensor]:
-    """Weights by name, in float32. Raises EquidpError where a file is missing, a pickle or damaged."""
+    """Read weights by name, in float32. Raises EquidpError where a file is missing, damaged or a pickle."""
     state: dict[str, Tensor] = {}
     for file in weight_files(path, setting):
         try:
@@ -70,14 +70,16 @@ def digest(paths: Iterable[Path]) -> str:
 
 
 def load_fitting(body: nn.Module, state: Mapping[str, Tensor], left_out: tuple[str, ...], what: str) -> None:
-    """Put weights into a network that has lost its last layers.
+    """Put weights into a network whose last layers were removed.
 
     Args:
-        left_out: names of the lost layers, whose weights may be there.
+        body: the network.
+        state: weights by name.
+        left_out: names of the removed layers. `state` may have weights for them.
         what: file and network, for messages.
 
     Raises:
-        EquidpError: the weights are another network's; says by name what differs.
+        EquidpError: the weights are another network's; the message names those that differ.
     """
     wanted = {name: value for name, value in body.state_dict().items() if not name.endswith(COUNTED)}
     extra = [

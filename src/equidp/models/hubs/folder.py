@@ -1,6 +1,6 @@
 """A network in a folder of Hugging Face's format: config.json, model.safetensors, and a tokenizer or image settings.
 
-Only the network's own files are read, and no code among them is run.
+Only the network's own files are read. Code among them is not run.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ IMAGE_FILE, POOLING_FILE = "preprocessor_config.json", Path("1_Pooling") / "conf
 RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers."""
 POOLER = "pooler"
-"""A layer for another task, which checkpoints often lack; where it is not needed it is left out."""
+"""Name of a layer for another task. Checkpoints often lack it, so it is removed where features do not need it."""
 
 
 class ImageFolderNetwork(ImageNetwork):
-    """A network for images: its class token, else what it pools, else the mean over all places."""
+    """A network for images. Features: the class token; else the pooled output; else the mean over all positions."""
 
     def __init__(self, body: nn.Module, preparation: Preparation) -> None:
         super().__init__(body, preparation)
         self.by_token = any(name.endswith("cls_token") for name, _ in body.named_parameters())
 
     def pooled(self, pixels: Tensor) -> Tensor:
-        """The body's one row per image."""
+        """One row of features per image."""
         found = self.body(pixel_values=pixels)
         if self.by_token:
             return found.last_hidden_state[:, 0]
@@ -51,10 +51,10 @@ class ImageFolderNetwork(ImageNetwork):
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """All that a network is built from besides its weights, as JSON types: network, image settings, pooling.
+    """Read what a network is built from besides its weights, as JSON types: network, image settings, pooling.
 
     Raises:
-        EquidpError: the folder or its config.json is missing, or no configuration.
+        EquidpError: the folder or its config.json is missing, or a file is not JSON.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -75,7 +75,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def from_folder(name: str, asked: Asked, schema: Schema, files: bool) -> Network:
-    """The network of a folder, or of a configuration that was taken from one."""
+    """Return the network in a folder, or one built from a configuration that was once read from a folder."""
     if asked.weights:
         raise EquidpError(
             f"model.options.weights: the folder of {asked.network} has its weights; leave the option out."
@@ -126,7 +126,7 @@ def _loaded(transformers: Any, name: str) -> nn.Module:
                 trust_remote_code=False,
                 use_safetensors=True,
                 dtype=torch.float32,
-                ignore_mismatched_sizes=True,  # said below, all at once
+                ignore_mismatched_sizes=True,  # refused below, all in one message
                 output_loading_info=True,
             )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
@@ -173,7 +173,7 @@ def _preparation(facts: Mapping[str, Any] | None, size: int, name: str) -> Prepa
 
 @contextmanager
 def _silent(transformers: Any) -> Iterator[None]:
-    """Without the library's remarks on keys, which are refused in one sentence or of no concern."""
+    """Silence the library's remarks on keys. Those that matter are refused in one sentence."""
     log = transformers.utils.logging
     level = log.get_verbosity()
     log.set_verbosity_error()

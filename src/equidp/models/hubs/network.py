@@ -1,4 +1,4 @@
-"""A pretrained network between stored records and features: images resized and scaled by it, texts masked."""
+"""A pretrained network from stored records to features. It resizes and scales images, and masks padding of texts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from equidp.errors import EquidpError, first_line
 from equidp.gradients.misfit import FAILURES
 
 ROWS = 32
-"""Records at a time where features are only computed: few, so that memory stays small at 224 pixels."""
+"""Records in a pass that only computes features: few, so that memory stays small at 224 pixels."""
 STEP = 32
-"""Lengths are rounded up to a multiple of it, so that a text's result depends on its own length alone."""
+"""A text's length is rounded up to a multiple of this, so that its features depend on its own length alone."""
 MIXED = 0.05
-"""Features of one record that differ by more of their norm do not differ by rounding in half precision."""
+"""If a record's features differ by more than this share of their norm, rounding in half precision is not the cause."""
 Precision = Literal["float32", "bf16"]
 Views = Literal[1, 2, 4, 8]
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a network wants of images: side in pixels, published constants per channel on the 0..1 scale, resampling."""
+    """How a network wants its images: side in pixels, published constants per channel on the 0..1 scale, resampling."""
 
     size: int
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -34,7 +34,7 @@ class Preparation:
 
 
 class Network(nn.Module):
-    """Stored features `[b, …]` to `[b, width]`; the library's module is `body`."""
+    """A network from stored features `[b, …]` to `[b, width]`; `body` is the library's module."""
 
     width: int = 0
     kind: ClassVar[str] = "image"
@@ -44,11 +44,17 @@ class Network(nn.Module):
         super().__init__()
         self.body, self.computed_in, self.views = body, torch.float32, 1
         for module in body.modules():
-            if getattr(module, "inplace", False) is True:  # what a layer gave may be needed again
+            if getattr(module, "inplace", False) is True:  # it would overwrite outputs that are needed again
                 module.inplace = False  # type: ignore[assignment]
 
     def compute(self, precision: Precision, views: Views) -> None:
-        """Round the body's numbers, preparation and results excepted; take the mean over views of an image."""
+        """Set the number format of the body, and over how many views of an image features are averaged.
+
+        Images are prepared, and features returned, in float32.
+
+        Raises:
+            EquidpError: several views of a text.
+        """
         if precision == "bf16":
             self.body, self.computed_in = self.body.to(torch.bfloat16), torch.bfloat16
         if views > 1 and self.kind != "image":
@@ -56,7 +62,7 @@ class Network(nn.Module):
         self.views = views
 
     def measure(self, schema: Schema, name: str) -> None:
-        """Take the width from the features of a drawn record, which have to be the same beside another one.
+        """Set the width, and check that a random record has the same features alone and beside another one.
 
         Raises:
             EquidpError: the network takes no such records, gives no row of numbers, or mixes records.
@@ -90,7 +96,7 @@ class Network(nn.Module):
             yield index, features[index]
 
     def train(self, mode: bool = True) -> Network:
-        """Always in evaluation mode: batch statistics are fixed, and nothing is dropped, as noise is enough of that."""
+        """Stay in evaluation mode: batch statistics are fixed, and there is no dropout beside the noise."""
         return super().train(False)
 
 
@@ -115,8 +121,8 @@ class ImageNetwork(Network):
             nearest = self.interpolation == "nearest"
             how: dict[str, Any] = {} if nearest else {"align_corners": False, "antialias": True}
             pixels = nn.functional.interpolate(pixels, (self.size, self.size), mode=self.interpolation, **how)
-            pixels = pixels.clamp(0, 1)  # bicubic goes beyond
-        # up to twice as fast on a CPU, and the same numbers but for rounding
+            pixels = pixels.clamp(0, 1)  # bicubic resampling goes beyond this range
+        # channels last is up to twice as fast on a CPU; numbers differ by rounding only
         scaled = ((pixels - self.mean) / self.sd).to(self.computed_in)
         found = [
             self.pooled(view.contiguous(memory_format=torch.channels_last)).float()
@@ -125,32 +131,33 @@ class ImageNetwork(Network):
         return found[0] if len(found) == 1 else torch.stack(found).mean(0)
 
     def pooled(self, pixels: Tensor) -> Tensor:
-        """The body's one row per image."""
+        """One row of features per image."""
         return self.body(pixels)
 
 
 def views_of(images: Tensor, count: int) -> Iterator[Tensor]:
-    """Images `[b, c, side, side]`; with 2 also turned by half, with 4 also mirrored, with 8 these also transposed."""
+    """Yield images `[b, c, side, side]`; for 2 also turned by half, 4 also mirrored, 8 these also transposed."""
     for turned in (images, images.transpose(2, 3))[: 2 if count == 8 else 1]:
         for sides in ((), (2, 3), (2,), (3,))[: min(count, 4)]:
             yield turned.flip(sides) if sides else turned
 
 
 class TextNetwork(Network):
-    """Tokens int64 `[b, length]`, each 1 + the tokenizer's id and 0 for padding, to `[b, width]`.
+    """A network from tokens int64 `[b, length]` to `[b, width]`. A token is 1 + the tokenizer's id, or 0 for padding.
 
     Args:
-        body: Hugging Face's; its attention is computed step by step from then on.
+        body: Hugging Face's module; its attention is set to the implementation `eager`.
         padding: the id that the body wants in places of padding.
-        pooling: `mean` of the tokens' last hidden states, or `cls`, that of the first.
+        pooling: `mean` of the tokens' last hidden states, or `cls`, the first token's state.
     """
 
     kind = "text"
 
     def __init__(self, body: Any, padding: int, pooling: str) -> None:
         super().__init__(body)
-        # other kernels leave the mask out where nobody in the batch is padded, and these round otherwise on a GPU: a
-        # record's last digits would depend on the others. This one adds zeros, which changes none
+        # If no text in the batch is padded, other implementations leave the mask out, and on a GPU their kernels then
+        # round differently: a record's last digits would depend on the others. `eager` adds a mask of zeros, which
+        # changes no digit.
         body.set_attn_implementation("eager")
         self.padding, self.pooling = padding, pooling
 
@@ -159,7 +166,7 @@ class TextNetwork(Network):
         present = tokens > 0
         first = torch.arange(tokens.shape[1], device=tokens.device) == 0
         ids = torch.where(present, tokens - 1, self.padding)
-        mask = present | first  # of an empty text the first place is read, as nothing of nothing is no number
+        mask = present | first  # an empty text keeps its first place, because the mean of no token is not a number
         hidden = self.body(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
         if self.pooling == "cls":
             return hidden[:, 0]
@@ -167,7 +174,7 @@ class TextNetwork(Network):
         return (hidden * weights).sum(1) / weights.sum(1)
 
     def chunks(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Texts of like length together, without most of their padding."""
+        """Positions and tokens of texts of similar length together, without most of their padding."""
         lengths = ((features > 0).sum(1).clamp(min=1) + STEP - 1) // STEP * STEP
         for length in lengths.unique().tolist():
             for index in (lengths == length).nonzero().squeeze(1).split(self.rows):

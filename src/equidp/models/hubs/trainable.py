@@ -1,6 +1,6 @@
 """Which parameters of a pretrained network are trained: none (`head`), biases, normalisations, adapters, or all.
 
-Statistics of BatchNorm are never among them: they stay those of the pretraining.
+BatchNorm's statistics are never trained: they stay those of the pretraining.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Trainable = Literal["head", "bias", "norm", "lora", "all"]
 
 
 def choose(body: nn.Module, trainable: Trainable, *, rank: int, alpha: float, targets: tuple[str, ...]) -> None:
-    """Let gradients reach the chosen parameters of a frozen network, and none else; `lora` adds its own to it.
+    """Make the chosen parameters of a frozen network trainable, and no others; `lora` adds adapters to it.
 
     Raises:
-        EquidpError: there are none such, or a target or a rank that the network cannot have.
+        EquidpError: the network has no such parameters, no layer of a target's name, or a layer too small for the rank.
     """
     if trainable == "lora":
         _add_adapters(body, rank, alpha, targets)
@@ -43,7 +43,7 @@ def choose(body: nn.Module, trainable: Trainable, *, rank: int, alpha: float, ta
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a layer normalises, by its class: torch's own and those that libraries derive or write anew."""
+    """Whether a layer normalises: its class is torch's, or the name of its class, or of a base of it, has `norm`."""
     return isinstance(module, (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)) or any(
         "norm" in kind.__name__.lower() for kind in type(module).__mro__
     )
@@ -51,7 +51,7 @@ def is_norm(module: nn.Module) -> bool:
 
 def _add_adapters(body: nn.Module, rank: int, alpha: float, targets: tuple[str, ...]) -> None:
     peft = extra("peft", "training.trainable=lora")
-    rewritten(body, frozen=True)  # before adapters are there: they stand beside Linear layers
+    rewritten(body, frozen=True)  # first, because adapters stand beside Linear layers
     layers = _layers(body)
     chosen = _asked(layers, targets) if targets else _found(layers, rank)
     for name in chosen:
@@ -68,7 +68,7 @@ def _add_adapters(body: nn.Module, rank: int, alpha: float, targets: tuple[str, 
 
 
 def _layers(body: nn.Module) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of every layer that an adapter may stand beside."""
+    """Numbers of inputs and outputs of every layer that an adapter may stand beside, by name."""
     found = {}
     for name, module in body.named_modules():
         if isinstance(module, nn.Linear):
@@ -95,7 +95,7 @@ def _asked(layers: dict[str, tuple[int, int]], targets: tuple[str, ...]) -> list
 
 
 def _found(layers: dict[str, tuple[int, int]], rank: int) -> list[str]:
-    """The layers of attention; where there is none, all that are wider than an adapter, or else all."""
+    """Return the names of the attention layers; without any, of all layers wider than `rank`; without any, of all."""
     attention = [name for name in layers if "attn" in name.lower() or "attention" in name.lower()]
     if not (attention or layers):
         raise EquidpError("training.trainable=lora: the network has no layer for an adapter; take head, bias or all.")

@@ -30,7 +30,7 @@ from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
 
 DISJOINT = ("hash", "provider")
-"""How parts are drawn in which no record depends on the others."""
+"""Ways of splitting in which the part of a record does not depend on other records."""
 
 EXCHANGED = (
     "The parts were drawn from all records at once: one record more in the table exchanges records between them, and "
@@ -52,7 +52,7 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
     task, classes = task_of(test.schema), len(test.schema.classes)
     positive = {"positive": settings.data.positive_class} if settings.data.positive_class else {}
     figures = task.evaluate(scores, test.labels.numpy(), groups, units=_units(test), **positive)
-    if said := task.guessing(figures):  # here, of each model once, however many are compared with the baseline
+    if said := task.guessing(figures):  # here, so that the baseline is reported once, not once for each private model
         _tell_of_guessing(algorithm, said, task)
     elif said := task.hardly(figures) or task.flawless(figures):
         logger.warning("%s: the model %s.", algorithm, said)
@@ -64,7 +64,7 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
         )
     if algorithm != BASELINE and (said := task.overshot(figures, classes)):
         logger.warning("%s: the model %s. %s.", algorithm, said, TOO_LONG)
-    # the baseline is part of every run, and the part is the same for all its algorithms
+    # only once: every run has the baseline, and the test part is the same for all algorithms of a run
     if algorithm == BASELINE and test.schema.classes:
         _tell_of_absent_classes(test, part)
     return figures | ({"evaluated_on": part} if part != "test" else {})
@@ -114,8 +114,8 @@ def release_figures(
 ) -> dict[str, Any]:
     """metrics_release.json of a private run: figures of the evaluated part with noise; empty where none are asked for.
 
-    The noised histogram is on disk before anything is computed from it. A run that goes on after a crash takes it from
-    there, and so releases nothing more.
+    The noised histogram is on disk before anything is computed from it. A run that goes on after a crash takes this
+    histogram, and so releases nothing more.
 
     Raises:
         EquidpError: in a secure run whose parts depend on more than each record itself.
@@ -141,7 +141,10 @@ def release_figures(
 
 
 def _alike(test: Records, settings: Settings) -> list[str]:
-    """What the intervals leave out where records are protected, and there are units: a histogram knows no owners."""
+    """Return a note that intervals ignore units, if single records are protected but the data have units.
+
+    The histogram does not know which of its records belong to one unit.
+    """
     if test.unit is None or settings.privacy.by_unit:
         return []
     word = source(settings.data.source, settings.data.options).words()[1]
@@ -157,9 +160,9 @@ def _released_once(
     entry: dict[str, Any],
     algorithm: str,
 ) -> Noised:
-    """The histogram of exactly this model and these records from `path`, or a new one that is kept there.
+    """Return the histogram of exactly this model and these records from `path`, or a new one that is kept there.
 
-    Of the scores it is not asked: on another processor their last digits are others, and the figures are the model's.
+    Scores are not compared, because on another processor their last digits differ, and the model decides the figures.
     """
     groups = group_arrays(test, settings.data.groups)
     found = hashlib.sha256(repr((entry, settings.privacy.secure, settings.seed)).encode())

@@ -13,7 +13,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
     evaluate, own = given(nodes.evaluate_groups, algorithm=algorithm), given(metrics_document, baseline=None)
     scores, evaluation, metrics = (f"{algorithm}.{kind}" for kind in ("scores", "evaluation", "metrics"))
     measure = (evaluate, [scores, "test", "settings"], evaluation, f"evaluate_{algorithm}")
-    if algorithm == BASELINE:  # exact functions of training records: no noise on test counts covers them
+    if algorithm == BASELINE:  # never released: it is an exact function of training records, whatever noise counts get
         return wired([measure, (own, evaluation, metrics, f"metrics_of_{algorithm}")], "evaluation")
     both = [evaluation, f"{BASELINE}.evaluation", scores, f"{BASELINE}.scores", "test", "settings"]
     compare = given(nodes.cost_against_baseline, algorithm=algorithm)

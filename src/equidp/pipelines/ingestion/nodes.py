@@ -35,7 +35,7 @@ PUBLIC_FRACTION = 0.05
 def encode_records(
     raw_folder: Path, cache: Path, tables: Callable[[str], Any], settings: Settings
 ) -> tuple[Records, dict[str, Any]]:
-    """The records by the declared schema, encoded once, and where they came from."""
+    """Return the records by the declared schema, which are encoded only once, and where they came from."""
     data = settings.data
     return encoding.encode(
         settings.dataset,
@@ -49,16 +49,19 @@ def encode_records(
 
 
 def _refuse_unfitting(settings: Settings) -> None:
-    """Refuse a network whose files are missing, or do not fit the declared records: reading these may take an hour."""
+    """Refuse a network whose files are missing or do not fit the declared records.
+
+    This is done before records are read, which may take an hour.
+    """
     model, chosen = settings.model, source(settings.data.source, settings.data.options)
     declared: Schema | None = getattr(chosen, "schema", None)
     if not MODELS[model.name].Options.paths or declared is None or (declared.kind == "text" and not declared.tokenizer):
-        return  # whatever this model lacks shows at once, or only once the words are known
+        return  # such a model has no files to check, or can be checked only once the words are known
     build_model(model.name, replace(declared, name=settings.dataset), options=model.options)
 
 
 def extract_features(records: Records, cache: Path, provenance: dict[str, Any], settings: Settings) -> Records:
-    """Features of a model that trains on a fixed map of the records (a frozen backbone, say); else the records."""
+    """Return the records' features if the model trains on a fixed map of them (a frozen backbone), else the records."""
     wanted = model_features(settings.model.name, settings.model.options)
     return records if wanted is None else mapped(records, cache, provenance, settings, *wanted)
 
@@ -66,7 +69,10 @@ def extract_features(records: Records, cache: Path, provenance: dict[str, Any], 
 def mapped(
     records: Records, cache: Path, provenance: dict[str, Any], settings: Settings, name: str, options: Mapping[str, Any]
 ) -> Records:
-    """Features by a fixed map, extracted once per raw files, encoding, map and weights; what it does not take stays."""
+    """Return features by a fixed map, extracted once for the same raw files, encoding, map and weights.
+
+    Records that the map does not take are returned as they are.
+    """
     if not features.maps(name, records.schema):
         return records
     key = hashlib.sha256(f"{provenance['fingerprint']}/{features.fingerprint(name, options)}".encode()).hexdigest()
@@ -90,7 +96,10 @@ def split_records(
 
 
 def divide(records: Records, data: DataSettings, seed: int, algorithms: Iterable[Algorithm]) -> Split:
-    """The parts of a run. A public part is set aside only if one of its algorithms needs one."""
+    """Divide the records into the parts of a run.
+
+    Unless `data.public_fraction` is set, a public part is set aside only if one of the algorithms needs it.
+    """
     needed = any(algorithm.needs_public for algorithm in algorithms)
     return split(
         records,

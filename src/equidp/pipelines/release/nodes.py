@@ -17,14 +17,17 @@ logger = logging.getLogger(__name__)
 
 
 def write_release(model: Weights, privacy: dict[str, Any], *others: Any) -> dict[str, bytes]:
-    """The files that may go out, by name; none for a run whose settings ask for none. Takes what the last one takes."""
+    """The files that may go out, by name; none for a run whose settings ask for none.
+
+    It takes the arguments of `write_asked_release`.
+    """
     return write_asked_release(model, privacy, *others) if wanted(others[-1].release, privacy) else {}
 
 
 def write_tuned_release(
     model: Weights, privacy: dict[str, Any], metrics_release: dict[str, Any], ledgers: Path, settings: Settings
 ) -> dict[str, bytes]:
-    """The files that may go out with a model that `tune` chose: of its exact figures and of audits there are none."""
+    """The files that may go out with a model that `tune` chose. It has neither exact figures nor an audit."""
     return write_release(model, privacy, {}, metrics_release, {}, ledgers, settings)
 
 
@@ -39,13 +42,13 @@ def write_asked_release(
 ) -> dict[str, bytes]:
     """The files that may go out, by name, whichever mode the run was made in.
 
-    They tell what the data set's ledger counts by now, this run included. Of one that was copied from elsewhere it may
-    have nothing, and they say so; of trials under a law no number is told.
+    They give the total of the data set's ledger, this run included. The ledger may not have a run that was copied from
+    elsewhere; the documents then say so. If the ledger has trials under a law, no number is given.
     """
     if not privacy:
         raise EquidpError("This run has no privacy.json, so its training did not finish: train first.")
     card, entries = model.card, ledger_of(ledgers, settings).entries()
-    # the run's own, which a later command may have left out: the total of another unit would pass for this one's
+    # the run's own unit, which the settings of a later command may not have: else another unit's total would be given
     unit = unit_in_ledger(privacy.get("unit") or "record", card.get("source", ""), card.get("source_options") or {})
     counted = spent(entries, privacy["delta"], unit)
     listed = any(entry.what != NAMES for entry in entries) and not (counted and _without(counted, privacy))
@@ -71,6 +74,9 @@ def write_asked_release(
 
 
 def _without(counted: Spent, privacy: dict[str, Any]) -> bool:
-    """Whether what the ledger counts cannot hold this run, as it is less; of a cap on trials one says nothing."""
+    """Whether the ledger's total is below this run's own ε, so that the ledger does not have this run.
+
+    Of a run with several declared trials this is not judged.
+    """
     alone = privacy.get("secure") and (privacy.get("trials") or {}).get("max", 1) == 1
     return bool(alone) and counted.epsilon < privacy["epsilon"] * (1 - 1e-6)

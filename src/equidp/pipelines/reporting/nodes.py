@@ -26,7 +26,7 @@ from equidp.training.charging import ledger_of
 logger = logging.getLogger(__name__)
 
 MOST_NAMES = 6
-"""So many algorithms are named in a page's title; more are counted."""
+"""The most algorithms that a page's title names; of more it gives the number."""
 
 
 def cost_figure(metrics: dict[str, Any], settings: Settings, *, algorithm: str) -> go.Figure:
@@ -47,10 +47,10 @@ def statement(privacy: dict[str, Any], settings: Settings) -> str:
 
 
 def draw_ledger(folder: Path, settings: Settings) -> go.Figure:
-    """What all runs on the data set have spent, run by run; the last total is told in the terminal.
+    """Draw what all runs on the data set have spent, run by run; the log gives the last total of each unit.
 
     Raises:
-        EquidpError: no run on it is entered yet, or an entry is damaged.
+        EquidpError: the ledger has no run on this data set, or an entry is damaged.
     """
     ledger = ledger_of(folder, settings)
     entries, delta = ledger.entries(), settings.privacy.delta
@@ -85,8 +85,9 @@ def run_report(
     *results: Any,
     algorithm: str,
 ) -> str:
-    """The HTML page of one run, one self-contained file. `released`: metrics_release.json; the last inputs are as of
-    `compare_algorithms`.
+    """The HTML page of one run, one self-contained file.
+
+    `released` is metrics_release.json; `results` are as of `compare_algorithms`.
     """
     return compare_algorithms(
         groups, provenance, settings, *results, algorithms=[algorithm], released={algorithm: released}
@@ -101,7 +102,10 @@ def compare_algorithms(
     algorithms: Sequence[str],
     released: Mapping[str, Mapping] | None = None,
 ) -> tuple[str, pd.DataFrame]:
-    """One page and one table for all algorithms of the run. `results`: their metrics, statements and histories."""
+    """One page and one table for all algorithms of the run.
+
+    `results` are all metrics, then all statements, then all histories, each in the order of `algorithms`.
+    """
     count = len(algorithms)
     metrics, privacy, histories = (
         dict(zip(algorithms, results[i * count : (i + 1) * count], strict=True)) for i in range(3)
@@ -121,8 +125,8 @@ def compare_algorithms(
 
 
 def _remarks(provenance: dict[str, Any]) -> list[str]:
-    """What a reader of figures must know about the records: how many of whom are left out or clipped.
+    """Sentences that a reader of figures must know: how many records of which groups are left out or clipped.
 
-    These are exact counts, as those of the groups on the page are.
+    Their counts are exact, like the counts of groups on the page.
     """
     return [f"Of the table, before it was split: {remark}" for remark in provenance.get("remarks", ())]

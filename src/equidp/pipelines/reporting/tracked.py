@@ -1,4 +1,4 @@
-"""Comparing runs that MLflow has kept: any algorithms, settings and seeds, whenever they were made."""
+"""Comparing runs that MLflow has kept: of any algorithms, settings and seeds, whenever they were made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def compare_tracked_runs(settings: Settings) -> tuple[str, pd.DataFrame]:
-    """One page and one table for the runs that `report` chooses; seeds of equal settings are one row, their mean."""
+    """One page and one table for the runs that `report` chooses; runs that differ only in seed are a row of means."""
     report, client = settings.report, MlflowClient()
     found, remarks = _chosen(client, report)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +52,7 @@ def compare_tracked_runs(settings: Settings) -> tuple[str, pd.DataFrame]:
         kept = [one for run in runs if (one := results[run.info.run_id]) is not None]
         documents[label] = averaged(runs[0].data.tags["algorithm"], {i: metrics for i, (metrics, _) in enumerate(kept)})
         privacy[label] = of_seeds([statement for _, statement in kept])
-    if len({run.data.tags["dataset"] for run in found}) > 1:  # the baseline on one stands for no other
+    if len({run.data.tags["dataset"] for run in found}) > 1:  # a data set's baseline is no baseline for another
         documents = {label: {k: v for k, v in one.items() if k != "baseline"} for label, one in documents.items()}
     page = html_report(
         f"{len(rows)} tracked settings" + (f" on {report.dataset}" if report.dataset else ""),
@@ -69,7 +69,7 @@ def compare_tracked_runs(settings: Settings) -> tuple[str, pd.DataFrame]:
 
 def _chosen(client: MlflowClient, settings: ReportSettings) -> tuple[list[Run], list[str]]:
     """Finished runs of one algorithm each that fit the filter, newest first; and a sentence if some may be missing."""
-    assert settings.experiment is not None  # the configuration names mlflow.yml's where nobody names one
+    assert settings.experiment is not None  # by default the configuration gives that of mlflow.yml
     experiment = client.get_experiment_by_name(settings.experiment)
     if experiment is None:
         raise unknown_name("experiment", settings.experiment, [e.name for e in client.search_experiments()])
@@ -101,7 +101,10 @@ def _chosen(client: MlflowClient, settings: ReportSettings) -> tuple[list[Run], 
 
 
 def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs on the same files that differ in their seed alone, the newest of each, by a label of what differs."""
+    """Group runs on the same raw files that differ only in the seed, by a label of the settings that differ.
+
+    Of several runs with the same seed, the newest is taken.
+    """
     rows: dict[tuple, dict[str, Run]] = defaultdict(dict)
     for run in runs:
         tags = run.data.tags
@@ -117,7 +120,7 @@ def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _value(text: str) -> str | float:
-    """A fraction as a number, for labels to be those of a sweep: MLflow keeps 1.0 as text."""
+    """Return a fraction as a number, because MLflow keeps 1.0 as text and labels are to be those of a sweep."""
     try:
         return text if text.isdigit() else float(text)
     except ValueError:

@@ -1,3 +1,3 @@
-"""One algorithm trained on the split: plan, train, score."""
+"""Training of one algorithm on the split: plan, train, score."""
 
 from equidp.pipelines.training.pipeline import create_pipeline

@@ -1,7 +1,7 @@
-"""The baseline, trained once: weights and history kept by a digest of everything they depend on.
+"""The baseline, trained once: its weights and history are kept under a digest of everything they depend on.
 
-The digest covers the records themselves, all settings that matter, the seed and the code, so a stale baseline cannot be
-found: whatever changes, changes the name it would have. What an interrupted training left is found by the same name.
+The digest covers the records themselves, all settings that matter, the seed and the code. So a stale baseline is not
+found, because any change gives another name. The files of an interrupted training are found by the same name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOCK = "lock"
 
 
 def digest(train: Records, settings: Mapping[str, Any]) -> str:
-    """Names a baseline: a digest of its training records, its settings and the code."""
+    """Return a baseline's name: a digest of its training records, its settings and the code."""
     content = hashlib.sha256(f"{CODE_DIGEST}/{fingerprint(train)}".encode())
     content.update(json.dumps(settings, sort_keys=True, default=str).encode())
     return content.hexdigest()[:16]
@@ -37,14 +37,17 @@ def digest(train: Records, settings: Mapping[str, Any]) -> str:
 def trained_once(
     folder: Path, name: str, train: Callable[[Path | None], tuple[Weights, pd.DataFrame]], *, workplace: str
 ) -> tuple[Weights, pd.DataFrame]:
-    """The baseline of that name from `folder`, or a freshly trained one that is kept there.
+    """Return the baseline of that name from `folder`, or a freshly trained one that is kept there.
 
     Args:
-        train: trains it, with checkpoints in the given folder; in none where another run is training it there.
-        workplace: the name of that folder in `folder`; it is removed once the baseline is kept.
+        folder: where baselines are kept.
+        name: the baseline's `digest`.
+        train: trains the baseline, with checkpoints in the given folder. It is given None, for no checkpoints, if
+            another run is training in that folder.
+        workplace: the name of the folder of checkpoints in `folder`; it is removed once the baseline is kept.
 
     Raises:
-        EquidpError: what is kept there is damaged, or the disk refuses.
+        EquidpError: the kept baseline is damaged, or the disk refuses.
     """
     weights, history = folder / f"{name}.safetensors", folder / f"{name}.parquet"
 
@@ -63,7 +66,10 @@ def trained_once(
 
 @contextmanager
 def _alone_in(place: Path) -> Iterator[Path | None]:
-    """`place` while no other process is in it, else None. At the end it is removed, but for an unfinished training."""
+    """Yield `place`, or None if another process is in it.
+
+    At the end the folder is removed, unless it has the checkpoint of an unfinished training.
+    """
     try:
         place.mkdir(parents=True, exist_ok=True)
         file = open(place / LOCK, "ab", opener=private)  # noqa: SIM115 (closed before the folder goes, for Windows)

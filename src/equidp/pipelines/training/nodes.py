@@ -37,7 +37,7 @@ from equidp.training.preparation import refuse_unfit
 from equidp.training.statement import figures_entry
 
 RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision"}
-"""Settings that the model's file records, for the documents that go out with it."""
+"""Settings that the model's file records, for the documents that go out with the model."""
 
 RECORDED_IF_SET = DESCENT | {
     "average",
@@ -45,7 +45,7 @@ RECORDED_IF_SET = DESCENT | {
     "huber_delta",
     *(name for name in TrainingSettings.model_fields if "augmentation" in name),
 }
-"""Others that it records where they are not the defaults."""
+"""Other settings that the file records where they are not the defaults."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def plan_training(train: Records, settings: Settings, *, algorithm: str) -> dict
     if settings.algorithm(algorithm).private:
         warn_of_weak_promises(algorithm, plan, train, settings)
         if not plan.trials.single and (reason := _moving_test_part(train, settings)):
-            # secure trials share the project's seed, and may: seeded ones would share batches and noise
+            # secure trials may share the project's seed; research trials may not, or they share batches and noise
             if plan.trials.law is not None and not settings.privacy.secure:
                 raise EquidpError(f"privacy.trials_law={plan.trials.law} does not hold here: {reason}")
             logger.warning("%s: %s", algorithm, reason)
@@ -84,8 +84,8 @@ def train_network(
 ) -> Trained:
     """Train one algorithm; a private one is entered in the data set's ledger before it begins.
 
-    The non-private baseline is trained once per records, settings, seed and code, and reused after that. What an
-    interrupted one left is found without `resume`: it costs no ε.
+    The non-private baseline is trained once for the same records, settings, seed and code, and reused after that. If
+    its training was interrupted, it goes on even without `resume`, because it costs no ε.
     """
     arrays = group_arrays(test, settings.data.groups)
     follow = partial(_after_epoch, test=test, arrays=arrays, settings=settings, report=partial(on_epoch, algorithm))
@@ -110,7 +110,7 @@ def train_network(
         return _trained(here, split, settings, follow)[:2]
 
     name = digest(train, _baseline_facts(algorithm, plan, settings))
-    # a secure run continues from no seeded generator
+    # a secure run has its own workplace, because it must not continue from a seeded generator
     kept = trained_once(workplace, name, fresh, workplace=f"{name}-secure" if settings.privacy.secure else name)
     outcome = Outcome((), made.steps, made.steps)
     given: dict[str, Any] = {"privacy": settings.privacy, "training": settings.training, "seed": settings.seed}
@@ -118,8 +118,9 @@ def train_network(
 
 
 def score_test(weights: Weights, test: Records, settings: Settings) -> np.ndarray:
-    """Predictions `[n, outputs]` of the test part, on the device that trained. Kept in memory only: per-record data are
-    not published.
+    """Predictions `[n, outputs]` of the test part, on the device that trained.
+
+    They are kept in memory only, because data of single records are not published.
     """
     network = network_of(weights, choose_device(settings.training.device))
     protected = settings.privacy.secure and settings.privacy.evaluation.epsilon is not None
@@ -127,7 +128,7 @@ def score_test(weights: Weights, test: Records, settings: Settings) -> np.ndarra
 
 
 def group_arrays(records: Records, groups: tuple[str, ...]) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
-    """Group ids and names per grouping, as the metrics want them."""
+    """Group ids and names by grouping, as the metrics take them."""
     ids = {name: records.grouping(name) for name in groups}
     return {name: (values.numpy(), names) for name, (values, names) in ids.items()}
 
@@ -151,7 +152,7 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
     built = imposed(settings.model, chosen, train.schema)
     own = algorithm if callable(chosen.optimizer) else chosen.optimizer or "sgd"
     weights = class_weights(settings.training, train)
-    # `balanced` alone would not say them: declared sizes and data.keep stay inside
+    # as numbers, because `balanced` depends on declared sizes and data.keep, which are not published
     numbers = None if weights is None else [float(f"{weight:.6g}") for weight in weights]
     return {
         "model": built.name,
@@ -184,7 +185,7 @@ def _after_epoch(
     settings: Settings,
     report: Callable[[Mapping[str, float]], None],
 ) -> Mapping[str, float]:
-    """Figures on the test part, every so many epochs, and after the last."""
+    """Return figures on the test part, if due in this epoch or after the last one, and report the epoch with them."""
     due = row["epoch"] % settings.operation.evaluate_every == 0 or row["epoch"] == settings.training.epochs
     figures: dict[str, float] = {}
     if due:
@@ -199,7 +200,7 @@ def _baseline_facts(algorithm: str, plan: dict[str, Any], settings: Settings) ->
     added = code_of_others([MODELS[settings.model.name]])
     return ({"code": added} if added else {}) | {
         "plan": plan,
-        "data": settings.data.model_dump(mode="json", exclude={"positive_class"}),  # of figures alone
+        "data": settings.data.model_dump(mode="json", exclude={"positive_class"}),  # which changes figures alone
         "model": settings.model.model_dump(mode="json"),
         "training": settings.training.model_dump(mode="json"),
         "evaluate_every": settings.operation.evaluate_every,
@@ -210,7 +211,7 @@ def _baseline_facts(algorithm: str, plan: dict[str, Any], settings: Settings) ->
 
 
 def _moving_test_part(train: Records, settings: Settings) -> str:
-    """Why figures of test records are not the same ones' in all trials, and what to do; empty where they are."""
+    """Return why trials do not all have the same test records, and what to do about it; empty where they have."""
     drawn, data = train.membership, settings.data
     given = train.part is not None and data.evaluate_on != "validation"  # the provider's test part, whatever is drawn
     if drawn is None or given or (drawn.how == "hash" and not drawn.key.startswith("seed=")):
@@ -225,7 +226,11 @@ def _moving_test_part(train: Records, settings: Settings) -> str:
 def warn_of_weak_promises(
     algorithm: str, plan: Plan, train: Records, settings: Settings, *, tuned: bool = False
 ) -> None:
-    """Warn of a guarantee that says little; a run whose guarantee may be published is refused such a δ."""
+    """Warn of a guarantee that says little.
+
+    Raises:
+        EquidpError: a secure run has too large a δ, because its guarantee may be published.
+    """
     if weak := large_delta(algorithm, plan, settings, train.membership, tuned=tuned):
         if settings.privacy.secure:
             raise EquidpError(weak)

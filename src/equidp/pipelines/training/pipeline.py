@@ -11,9 +11,9 @@ PARTS, ALL = ["train", "test", "public"], {"settings", "on_epoch", "privacy_ledg
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
-    """Training of one algorithm, which shares all inputs with the others but its workplace.
+    """Training of one algorithm, which shares all inputs but the workplace with the other algorithms.
 
-    An algorithm that trains on a fixed map of the records has its own features, split by the same draw.
+    An algorithm that trains on a fixed map of the records has its own features. They are split by the same draw.
     """
     plan, train = (given(f, algorithm=algorithm) for f in (nodes.plan_training, nodes.train_network))
     trained = [*PARTS, "plan", "workplace", "settings", "on_epoch", "privacy_ledger", "provenance"]

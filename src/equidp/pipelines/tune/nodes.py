@@ -49,16 +49,16 @@ from equidp.training.statement import figures_entry
 from equidp.training.tuning import Point, Tuning, plan_tuning, score, tuned_statement
 
 TRIAL = "nonprivate_trial.json"
-"""What a trial left: it stays inside, as does what was drawn before the first."""
+"""The file of a trial's result. It stays inside, like the file of what was drawn before the first trial."""
 
 LOCK, LOG = "nonprivate_trials.lock", "nonprivate_log"
-"""Held until every process of a tuning has ended; what a trial in a process of its own prints."""
+"""LOCK is held until every process of a tuning has ended. LOG: what a trial in a process of its own prints."""
 
 FOLDER = "nonprivate_trial"
-"""And its number: a trial's own folder."""
+"""With a trial's number: the trial's own folder."""
 
 BEGUN = "nonprivate_begun"
-"""And its number: a trial's folder was made."""
+"""With a trial's number: the mark that the trial's folder was made."""
 
 MODEL = "model.safetensors"
 
@@ -73,11 +73,11 @@ def choose_model(
     ledgers: Path,
     provenance: Mapping[str, Any],
 ) -> tuple[Weights, dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The model that private selection chose, privacy.json, tune.json, and figures of the test part if asked for.
+    """Return the model that private selection chose, privacy.json, tune.json, figures of the test part if asked for.
 
     Returns:
-        Of the chosen trial alone. Its folder, and those of the others, go once it is told. Last, what must stay inside:
-        all trials, if the choice is exact or `training.diagnostics` asks for it; else an empty dict.
+        Results of the chosen trial alone; all trials' folders are removed at the end of the run. The last value must
+        stay inside: all trials if the choice is exact or `training.diagnostics` asks for it, else an empty dict.
 
     Raises:
         EquidpError: settings that cannot be tuned, or an unfinished tuning that is not continued.
@@ -86,7 +86,7 @@ def choose_model(
     parts = divide(features, held, settings.seed, algorithms.values())
     tuning, drawn_by = plan_tuning(parts.train, settings), parts.train.membership
     warn_of_weak_promises(settings.audited, tuning.plan, parts.train, settings, tuned=not settings.tune.exact)
-    # of the test part one histogram alone is drawn: no law is needed, and figures need less noise
+    # only one histogram of the test part is drawn, so no law of trials is needed, and less noise
     single = settings.privacy.model_copy(update=dict.fromkeys(("trials_law", "trials_mean", "trials_shape")))
     once = dataclasses.replace(settings, privacy=single)
     _announce(tuning, once)
@@ -96,7 +96,7 @@ def choose_model(
             "run_label, and add up the ε of both."
         )
     facts = _facts(tuning, parts, settings)
-    _kept(workplace, facts)  # of another tuning: refused before anything is charged
+    _kept(workplace, facts)  # another tuning is refused before anything is charged
     due = _due(tuning)
     entered = partial(enter, ledgers, workplace, once, provenance, drawn_by, due, algorithm=settings.audited)
     run = entered()
@@ -125,7 +125,7 @@ def choose_model(
 
 
 def _due(tuning: Tuning) -> dict[tuple[str, str], dict[str, Any]]:
-    """What the ledger is charged before the first trial, by (what, part)."""
+    """Return what the ledger is charged before the first trial, by (what, part)."""
     due = {("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials)}
     if tuning.score_event is not None:
         due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
@@ -140,7 +140,7 @@ def _choice(
         "algorithm": settings.audited,
         "secure": settings.privacy.secure,
         "epsilon": privacy["epsilon"],
-        "epsilon_declared": tuning.epsilon(),  # before the first trial; less, if a trial repeated steps
+        "epsilon_declared": tuning.epsilon(),  # before the first trial; below epsilon if a trial repeated steps
         "delta": privacy["delta"],
         "trials": tuning.plan.trials.to_dict(),
         **privacy["tuning"],
@@ -157,12 +157,12 @@ def _every_score(
     drawn: list[int], tuning: Tuning, parts: Split, workplace: Path, settings: Settings, ledgers: Path, run: str,
     lock: int,
 ) -> tuple[list[float], list[Event]]:  # fmt: skip
-    """Train and score every trial, several at a time; their scores, and what any was charged beyond its plan."""
+    """Train and score every trial, several at a time; return the scores, and what covers any charge beyond a plan."""
     beyond: dict[int, list[Event]] = {}
     scores: list[float] = []
 
     def before(number: int) -> tuple[int, Point, Split, Path, Tuning, Settings]:
-        """What a trial takes. What it may do again, as its process or an earlier call was killed, is entered first."""
+        """Return a trial's arguments. Steps that it may repeat after its process was killed are charged before that."""
         folder, point = _folder(workplace, number), tuning.points[drawn[number]]
         if settings.privacy.secure and folder.exists() and not (folder / TRIAL).is_file():
             beyond[number] = list(repeated(folder, point.settings.algorithm(settings.audited), point.plan))
@@ -183,7 +183,7 @@ def _every_score(
             apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
     for number in range(len(drawn)):
         with nullcontext() if _tells(settings) else held_back("equidp", below=logging.CRITICAL):
-            found = _trial(*before(number))  # of one that is finished, what it left
+            found = _trial(*before(number))  # a finished trial's kept result
         beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
         scores.append(found["score"])
     return scores, of_any_trial(beyond.values(), tuning, settings.audited)
@@ -193,7 +193,7 @@ def _begin(workplace: Path, number: int) -> None:
     """Make a trial's folder, and a mark that it was made.
 
     Raises:
-        EquidpError: it was made and is gone: what the trial had shown is in the ledger, and would not be in ε.
+        EquidpError: the folder was made but is gone: the ledger counts what the trial had shown, but ε would not.
     """
     folder, mark = _folder(workplace, number), workplace / f"{BEGUN}-{number}"
     if mark.exists() and not folder.exists():
@@ -210,9 +210,9 @@ def _begin(workplace: Path, number: int) -> None:
 
 
 def _tells(settings: Settings) -> bool:
-    """Whether trials print: whoever counts what they print knows K, and ε is of a choice among an unknown number.
+    """Whether trials print. Prints show how many trials, K, there are, and ε holds only while nobody knows K.
 
-    With a seed K is no secret, and no choice without privacy has an ε.
+    With a seed K is no secret, and a choice without privacy has no ε.
     """
     return settings.tune.exact or not settings.privacy.secure
 
@@ -227,7 +227,7 @@ def _stopped(workplace: Path, signum: int) -> StoppedError:
 
 @contextmanager
 def _told_to_go_on(workplace: Path) -> Iterator[None]:
-    """Ctrl-C or SIGTERM while others train ends in a sentence, as where this process trains."""
+    """Turn Ctrl-C or SIGTERM while other processes train into a sentence, as where this process trains."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
@@ -236,7 +236,7 @@ def _told_to_go_on(workplace: Path) -> Iterator[None]:
 
 @contextmanager
 def _unnumbered(workplace: Path) -> Iterator[None]:
-    """What ends a trial, and the tuning with it, is told without the trial's number or how far it had come."""
+    """Report an error that ends a trial, and so the tuning, without the trial's number or how far it had come."""
     try:
         yield
     except StoppedError as stopped:
@@ -267,7 +267,7 @@ def write_page(
 
 
 def _chosen_settings(settings: Settings, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the chosen model: those that the grid varies are the chosen ones, and are marked."""
+    """The settings of the chosen model. Those that the grid varies are marked as chosen."""
     name = settings.audited
     shown = dotted(concerning(varied(settings, chosen).to_dict(), [name]), empty=True)
     for setting in chosen:
@@ -278,8 +278,8 @@ def _chosen_settings(settings: Settings, chosen: Mapping[str, Any]) -> dict[str,
 
 
 def forget_trials(workplace: Path) -> None:
-    """Remove what a finished tuning drew and trained: nothing but the chosen trial is ever told."""
-    for name in (CHARGED, DRAWN, HISTOGRAM, LOCK):  # what is left must not look like a charged tuning
+    """Remove what a finished tuning drew and trained, because only the chosen trial may become known."""
+    for name in (CHARGED, DRAWN, HISTOGRAM, LOCK):  # CHARGED first: files left by a break must not look charged
         remove_kept(workplace / name)
     for log in workplace.glob(f"{LOG}-*.log"):
         log.unlink()
@@ -287,7 +287,7 @@ def forget_trials(workplace: Path) -> None:
 
 
 def _forget_folders(workplace: Path) -> None:
-    for mark in workplace.glob(f"{BEGUN}-*"):  # first: a mark without its folder would be a trial that was lost
+    for mark in workplace.glob(f"{BEGUN}-*"):  # marks first: a mark without its folder would look like a lost trial
         mark.unlink()
     for folder in workplace.glob(f"{FOLDER}-*"):
         shutil.rmtree(folder)
@@ -333,17 +333,17 @@ def _announce_figures(settings: Settings) -> None:
 
 
 def _facts(tuning: Tuning, parts: Split, settings: Settings) -> dict[str, Any]:
-    """What an unfinished tuning must have been begun with to be gone on with."""
+    """Return facts that must be the same for an unfinished tuning to be continued."""
     chosen = settings.to_dict() | {"resume": None, "raw_dir": None}
     chosen["tune"] = {**chosen["tune"], "workers": None}
     asked = hashlib.sha256(json.dumps(chosen, sort_keys=True, default=str).encode())
     asked.update(fingerprint(parts.train).encode() + fingerprint(parts.test).encode())
-    # a finished trial is not trained again: the statement tells the noise that it had
+    # a finished trial is not trained again, so the statement must give the noise that it had
     return {"asked": asked.hexdigest(), "noise": [f"{of.plan.noise_multiplier:.9g}" for of in tuning.points]}
 
 
 def _kept(workplace: Path, facts: Mapping[str, Any]) -> list[int] | None:
-    """Which point each trial of the unfinished tuning there takes; None if there is none.
+    """Return which point each trial of the unfinished tuning in this folder takes; None if there is no such tuning.
 
     Raises:
         EquidpError: it was begun with other `facts`.
@@ -361,10 +361,10 @@ def _kept(workplace: Path, facts: Mapping[str, Any]) -> list[int] | None:
 
 
 def _drawn(workplace: Path, facts: Mapping[str, Any], tuning: Tuning, settings: Settings) -> list[int]:
-    """Which point each trial takes, drawn once; on disk before the first trial begins.
+    """Return which point each trial takes. It is drawn once, and on disk before the first trial begins.
 
     Raises:
-        EquidpError: an unfinished tuning lies there that is another one.
+        EquidpError: another unfinished tuning lies there.
     """
     if (kept := _kept(workplace, facts)) is not None:
         return kept
@@ -373,13 +373,13 @@ def _drawn(workplace: Path, facts: Mapping[str, Any], tuning: Tuning, settings: 
         random = random_source(settings.privacy, derived_seed(settings.seed, "tune/drawn"))
         count = tuning.plan.trials.draw(float(random.uniform(1)))
         points = (random.uniform(count).numpy() * len(tuning.points)).astype(int).tolist()
-    _forget_folders(workplace)  # what a finished tuning left, if it ended while it forgot
+    _forget_folders(workplace)  # of a finished tuning that was stopped while it removed its files
     write_private(workplace / DRAWN, json.dumps({**facts, "points": points}).encode())
     return list(points)
 
 
 def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning, settings: Settings) -> dict[str, Any]:
-    """One training and its score; what an earlier call of this tuning finished is taken as it is."""
+    """Train and score one trial; if an earlier call of this tuning finished it, return the kept result."""
     if (folder / TRIAL).is_file():
         found: dict[str, Any] = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
         return found
@@ -389,12 +389,12 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         privacy=settings.privacy,
         seed=_seed(number, settings),
         resume=any(folder.iterdir()),  # left by an earlier call of this tuning alone
-        checkpoint_every=of.operation.checkpoint_every or EVERY,  # what a secure run does again is charged again
+        checkpoint_every=of.operation.checkpoint_every or EVERY,  # steps that a secure run repeats are charged again
     )
     try:
         trained = train_model(request, parts, progress=_tells(settings))
     except OtherSettingsError as error:
-        # a trial that began again, in another folder's place, would leave no trace of what this one had shown
+        # if the trial began anew in another folder, nothing would be left of what this one had shown
         raise EquidpError(
             f"The unfinished tuning in {folder.parent} has trials that another version of equidp began otherwise "
             f"({error.differing}): go on with that version and resume=true, and leave its files where they are; or "
@@ -410,16 +410,16 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         "beyond_plan": [event.to_dict() for event in beyond_plan(point.plan, of, name, ledger)],
     }
     save_weights(weights, folder / MODEL)
-    settle(folder / MODEL)  # a power cut that took the chosen one's would take all that the tuning spent
-    write_private(folder / TRIAL, json.dumps(found).encode())  # last: a trial that has it is whole
+    settle(folder / MODEL)  # if a power cut lost the chosen model, all that the tuning spent would be lost
+    write_private(folder / TRIAL, json.dumps(found).encode())  # last: a trial with this file is complete
     return found
 
 
 def _seed(number: int, settings: Settings) -> int:
-    """Of a seeded trial its own: no two share batches and noise. Of a secure one initial weights alone follow from it.
+    """Return a trial's seed. Each seeded trial has its own, so that no two share batches and noise.
 
-    So all of a secure tuning start alike: whoever has the model recognises what it started from, and of weights for
-    each number the chosen one's would tell how many trials before it were no better, which ε does not hold for.
+    In a secure tuning only the initial weights follow from it, and all trials start alike. If initial weights told a
+    trial's number, the model would show it, and so how many trials before it were no better. ε does not cover that.
     """
     return settings.seed if settings.privacy.secure else derived_seed(settings.seed, f"tune/{number}")
 
@@ -427,15 +427,13 @@ def _seed(number: int, settings: Settings) -> int:
 def _trial_apart(
     number: int, point: Point, parts: Split, folder: Path, tuning: Tuning, settings: Settings, threads: int
 ) -> None:
-    """A trial in a process of its own, which sums in the order that the process of one worker would."""
+    """Do a trial in a process of its own, with so many threads that it sums in the same order as a single worker."""
     torch.set_num_threads(threads)
     _trial(number, point, parts, folder, tuning, settings)
 
 
 def _scored(weights: Weights, validation: Records, tuning: Tuning, settings: Settings, number: int) -> Noised:
-    """The histogram of the validation part, noised unless the choice is exact: predicted classes alone, as scores need
-    no more.
-    """
+    """Return the validation part's histogram, noised unless the choice is exact; scores need predicted classes only."""
     scores: np.ndarray = predict(network_of(weights), validation.features, alike=settings.privacy.secure).numpy()
     units = validation.unit
     return noised_histogram(

@@ -1,13 +1,13 @@
 """The figures: each a function from result tables to a Plotly figure, all in the style of `style.py`.
 
-What they read:
+The figures read:
 
 - documents: `metrics.json` by algorithm;
 - histories: `history.parquet` by algorithm, one row per epoch;
 - privacy: `privacy.json` of an algorithm;
-- runs: one row per run, with its settings and results as columns and the column `seed`. Rows that differ in the seed
-  only are averaged, with 95 % intervals; rows that differ in another setting too (a column with a dot in its name) than
-  the one drawn are refused.
+- runs: one row per run, with settings and results as columns and the column `seed`. Rows that differ only in the seed
+  are averaged, with 95 % intervals. Rows that differ in a further setting (a column with a dot in its name), besides
+  the one that is drawn, are refused.
 
 docs/figures.md lists which figure of which paper each one redraws.
 """

@@ -26,7 +26,7 @@ GROUP_DIAGNOSTICS = {
     "excess": "mean excess over C",
     "noise": "noise in a group's mean gradient",
 }
-"""The same by group: columns `nonprivate/<name>/<group>`. The last two are the terms of DPSGD-F's Eq. 1."""
+"""Such figures by group: columns `nonprivate/<name>/<group>`. The last two are the terms of DPSGD-F's Eq. 1."""
 
 
 def diagnostics_in(histories: Mapping[str, pd.DataFrame]) -> list[str]:
@@ -71,9 +71,9 @@ def diagnostic_distribution(
 
     Args:
         histories: history frames with counts in columns `nonprivate/<quantity>_histogram/<lower edge of the bin>`;
-            the last bin is open. Counts, never the records' own values, are kept.
+            the last bin is open. Only counts are kept, never the records' own values.
         quantity: one of `DIAGNOSTICS`.
-        last: so many epochs at the end are added up.
+        last: the number of epochs at the end that are added up.
     """
     name, prefix = DIAGNOSTICS[quantity], f"nonprivate/{quantity}_histogram/"
     chart = figure(f"{capital(name)}, last {last} epochs (not private)", f"{name}, from", "share")

@@ -1,4 +1,4 @@
-"""What several kinds of figures share: named lines, metrics in words, gaps."""
+"""Parts that several kinds of figures share: named lines, metrics in words, gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equidp.reporting.titles import METRIC_TITLES
 METRIC_NAMES = METRIC_TITLES | {"loss": "loss (nats)", "excess_loss": "excess loss (nats)"}
 
 FEW_EPOCHS = 10
-"""Over fewer epochs every one has its tick: left to itself Plotly would mark epoch 1.2."""
+"""Over fewer epochs every epoch has its tick, because Plotly by itself would mark epoch 1.2."""
 
 
 def draw_lines(
@@ -24,7 +24,7 @@ def draw_lines(
     known: Iterable[str] = (),
     legend: bool = True,
 ) -> go.Figure:
-    """Draw named (x, y) series. `known` fixes the looks where only some of the algorithms have the quantity."""
+    """Draw named (x, y) series. `known` names all algorithms, so that looks stay the same if only some are drawn."""
     table = looks([*known, *series])
     for name, (x, y) in series.items():
         values = gaps(y)
@@ -38,7 +38,7 @@ def draw_lines(
 
 
 def in_rows(chart: go.Figure, number: int) -> None:
-    """Give a map room for so many rows of colours, named from above."""
+    """Give a map room for `number` rows of colours, with names from above."""
     chart.update_yaxes(title_text="", autorange="reversed", showgrid=False, zeroline=False, type="category")
     chart.update_layout(height=HEIGHT // 2 + ROW_HEIGHT * number)
 
@@ -53,5 +53,5 @@ def capital(text: str) -> str:
 
 
 def gaps(values: Sequence | pd.Series) -> list[float | None]:
-    """Plotly draws None as a gap; NaN would not survive JSON."""
+    """Return values with None for NaN: Plotly draws None as a gap, and JSON has no NaN."""
     return [None if pd.isna(v) else float(v) for v in values]

@@ -1,4 +1,4 @@
-"""The forest plot of a comparison: how much better each run is than the one it is compared with."""
+"""The forest plot of a comparison: how much better each run is than the run it is compared with."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from equidp.reporting.tables import shortened
 from equidp.tasks.base import Task
 
 APART = 0.14
-"""How far above and below a row's middle its two points lie, in rows."""
+"""Distance of a row's two points from its middle, above and below, in rows."""
 
 SIZE = 9
-"""Of a point, in pixels."""
+"""Size of a point in pixels."""
 
 NAMES = {"gain": "overall", "worst_gain": "worst group"}
 
@@ -30,7 +30,8 @@ def gains(compared: pd.DataFrame, task: type[Task]) -> go.Figure:
         compared: columns `run`, `reference`, and of `gain` and `worst_gain` the mean, half of the interval (`…±`) and
             the number of seeds (`…_seeds`), as the table of a sweep has them. A gain without an interval is an open
             point.
-        task: whose main metric it is. Where that has a highest value, intervals are cut where no difference can be.
+        task: the task whose main metric is compared. If this metric has a highest value, intervals are cut at the
+            largest possible difference.
     """
     chart = blank(f"Gain in {METRIC_NAMES[task.main]} over the reference", HEIGHT // 2 + 2 * ROW_HEIGHT * len(compared))
     table = looks(NAMES.values())
@@ -38,7 +39,7 @@ def gains(compared: pd.DataFrame, task: type[Task]) -> go.Figure:
         rows = compared.reset_index(drop=True).dropna(subset=[column])
         if len(rows):
             chart.add_trace(_points(rows, column, table[words], shift, task.most))
-            look = table[words]  # the legend would show the first point's sign, which may be an open one
+            look = table[words]  # for the legend, which would show the first point's symbol, and that may be open
             marker = {"color": look.colour, "symbol": look.symbol, "size": SIZE}
             chart.add_trace(go.Scatter(name=look.name, x=[None], y=[None], mode="markers", marker=marker))
     names = [html.escape(short, quote=False) for short in shortened(map(str, compared["run"]), LONGEST_TICK).values()]
@@ -84,7 +85,7 @@ def _points(rows: pd.DataFrame, column: str, look: Look, shift: float, most: flo
 
 
 def _reach(gain: float, end: float, most: float) -> float | None:
-    """How far an interval is drawn from its middle: not beyond the largest difference that can be."""
+    """Return how far an interval is drawn from its middle, at most to the largest possible difference."""
     return None if pd.isna(end) else abs(min(max(end, -most), most) - gain)
 
 

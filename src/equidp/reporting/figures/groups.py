@@ -15,11 +15,11 @@ from equidp.reporting.tables import PARTS, group_figures, group_intervals, marke
 from equidp.reporting.titles import cost_title, task_in
 
 MOST_BARS = 100
-"""A figure with more bars than this becomes a map: too many bars look alike."""
+"""A figure with more bars than this becomes a colour map, because too many bars look alike."""
 
 
 def metric_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str | None = None) -> go.Figure:
-    """A metric, the task's main one unless given, in every group, one bar per algorithm, the baseline's in grey."""
+    """A metric in every group, by default the task's main one: a bar per algorithm, the baseline's in grey."""
     task = task_in(documents)
     metric = metric or task.main
     name = METRIC_NAMES[metric]
@@ -45,9 +45,9 @@ def group_counts(groups: pd.DataFrame, grouping: str) -> go.Figure:
     """How many records each group has in every part of the split.
 
     Args:
-        groups: columns `grouping`, `group`, and counts in those of `train`, `test`, `public` that there are. Where
-            test records are counted, groups with few of them are marked.
-        grouping: which one to draw.
+        groups: columns `grouping`, `group`, and counts in some of `train`, `test` and `public`. If test records are
+            counted, groups with few of them are marked.
+        grouping: the grouping to draw.
     """
     frame = groups[groups["grouping"] == grouping]
     if "test" in frame:
@@ -70,14 +70,14 @@ def _grouped_bars(
     known: Iterable[str],
     possible: tuple[float, float],
 ) -> go.Figure:
-    """One bar per algorithm in every group, small ones marked, those without a value included as gaps.
+    """Draw one bar per algorithm in every group. Small groups are marked, and groups without a value are gaps.
 
-    Where there would be too many bars, a map: a row per algorithm, values in colour and in words.
+    If there were too many bars, a colour map is drawn: a row per algorithm, values in colour and as text.
 
-    `known` fixes the looks where only some of the algorithms have the grouping.
+    `known` names all algorithms, so that looks stay the same if only some have the grouping.
 
-    `intervals` has the ends of a bar's interval by algorithm and group, where there is one. It is drawn as far as is
-    `possible`: a t-interval over few seeds goes far beyond an accuracy of 1, and would squeeze the bars.
+    `intervals` has the ends of bars' intervals by algorithm and group. They are cut at the `possible` values: a
+    t-interval over few seeds goes far beyond an accuracy of 1, and would squeeze the bars.
     """
     tested = {str(group): count for group, count in frame.groupby("group")["count"].max().items()}
     frame = frame.assign(name=frame["group"], group=frame["group"].map(marked(tested)))
@@ -101,7 +101,7 @@ def _grouped_bars(
 
 
 def _room_for_sure(chart: go.Figure, rows: Iterable[pd.DataFrame], column: str) -> None:
-    """Let intervals of groups with few test records leave the figure, where they would squeeze all bars."""
+    """Let intervals of groups with few test records leave the figure, because they would squeeze all bars."""
     every = [of for row in rows for of in zip(row[column], row["ends"], row["count"], strict=True)]
     sure = [end for _, pair, count in every if pair and count >= MIN_TEST_RECORDS for end in pair]
     seen = [0.0, *(value for value, _, _ in every if pd.notna(value)), *sure]
@@ -128,7 +128,7 @@ def _colour_map(chart: go.Figure, rows: Mapping[Look, pd.DataFrame], column: str
 
 
 def _reach(values: Sequence[float | None], ends: Sequence[Sequence[float] | None]) -> list[tuple[float, float]] | None:
-    """How far each value's interval reaches below and above it; None where no value has one."""
+    """Return how far each value's interval reaches below and above it; None if no value has an interval."""
     if not any(ends):
         return None
     known = [(y, pair) if y is not None and pair else None for y, pair in zip(values, ends, strict=True)]

@@ -16,14 +16,14 @@ from equidp.reporting.style import figure, label, line, looks
 from equidp.reporting.titles import cost_title
 
 MOST_ABOVE = 8
-"""Names that fit between title and plot; of more the legend stands beside the plot."""
+"""The most names that fit between title and plot; with more, the legend is beside the plot."""
 
 
 def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
     """A metric against ε, one line per algorithm: the privacy-utility curve of a sweep.
 
     Args:
-        runs: columns `algorithm`, `seed`, `epsilon` and the metric. The baseline, which has no ε, is a level.
+        runs: columns `algorithm`, `seed`, `epsilon` and the metric. The baseline, which has no ε, is a level line.
         metric: the column to draw.
 
     Raises:
@@ -33,7 +33,7 @@ def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
     name = METRIC_NAMES.get(metric, metric)
     chart = _sweep(runs.dropna(subset=["epsilon"]), "epsilon", metric, f"{capital(name)} against ε", "ε", name)
     spent = runs["epsilon"].dropna()
-    if len(spent) and spent.max() < 1.05 * spent.min():  # one target, which runs meet but for a last digit
+    if len(spent) and spent.max() < 1.05 * spent.min():  # one target, which runs meet except for last digits
         chart.update_xaxes(range=[0.9 * spent.min(), 1.1 * spent.max()])
     levels = runs[runs["epsilon"].isna() & (runs["algorithm"] == BASELINE) & runs[metric].notna()]
     if len(levels) and len(chart.data):
@@ -51,7 +51,7 @@ def cost_against(runs: pd.DataFrame, setting: str, metric: str = "accuracy") -> 
     Args:
         runs: columns `algorithm`, `seed`, `group`, `cost` and the setting.
         setting: the column on the x axis.
-        metric: whose cost it is, for the y axis.
+        metric: the metric whose cost it is, for the y axis.
 
     Raises:
         EquidpError: as `privacy_utility`.
@@ -106,10 +106,10 @@ def _check_columns(runs: pd.DataFrame, *columns: str) -> None:
 
 
 def _check_seeds(runs: pd.DataFrame, whose: str) -> None:
-    """Refuse runs that differ in more than their seed: an interval over them would be none over seeds."""
+    """Refuse runs that differ in more than their seed, because their interval would not be over seeds."""
     names = [c for c in runs.columns if "." in c and not c.startswith(NOT_SETTINGS)]
     names += [c for c in ("dataset", "raw_fingerprint") if c in runs]
-    if (runs["algorithm"] == BASELINE).all():  # the same for every ε
+    if (runs["algorithm"] == BASELINE).all():  # the baseline is the same for every ε
         names = [name for name in names if name == "privacy.unit" or not name.startswith("privacy.")]
     if mixed := [name for name in names if runs[name].map(_as_text).nunique() > 1]:
         raise EquidpError(
@@ -119,5 +119,5 @@ def _check_seeds(runs: pd.DataFrame, whose: str) -> None:
 
 
 def _as_text(value: Any) -> str:
-    """A setting that was not logged is as good as one that was not given."""
+    """Return a setting as text; a setting that was not logged counts as one that was not given."""
     return "None" if pd.isna(value) else str(value)

@@ -21,7 +21,7 @@ SMOOTHED_FROM = 30
 """Clip norms of runs with at least so many epochs are drawn as running means."""
 
 MOST_LINES = 6
-"""Clip norms of more groups are drawn in colour, a row each: so many lines hide one another."""
+"""The most groups whose clip norms are drawn as lines. More lines hide one another, so rows of colours are drawn."""
 
 SCHEDULE_FIGURES = {
     "mean": "mean σ",
@@ -29,13 +29,13 @@ SCHEDULE_FIGURES = {
     "first_noise_multiplier": "first σ",
     "first_steps": "steps of the first phase",
 }
-"""Columns of a schedule report and what they are."""
+"""Columns of a schedule report, with their names in words."""
 
 
 def clip_norms(history: pd.DataFrame, algorithm: str) -> go.Figure:
-    """The clip norm of every group over the epochs: a line each, or a row of colours; one line if all have the same.
+    """The clip norm of every group over the epochs, as lines or rows of colours; one line if all groups have the same.
 
-    Group clip norms rest on noisy counts. With many epochs their running mean is drawn; the axis says so.
+    Group clip norms follow from noisy counts. With many epochs their running mean is drawn, and the axis says so.
     """
     prefix = "clip_norm/"
     columns = {c: c.removeprefix(prefix) for c in history.columns if c.startswith(prefix)}
@@ -101,9 +101,9 @@ def learning_curve(histories: Mapping[str, pd.DataFrame], metric: str = "accurac
 def group_curves(
     histories: Mapping[str, pd.DataFrame], documents: Mapping[str, Mapping], grouping: str, groups: Sequence[str]
 ) -> go.Figure:
-    """The main test metric of a few groups over the epochs, by algorithm: the rare group's and the common one's, say.
+    """The main test metric of a few groups over the epochs, by algorithm; for example, of a rare and a common group.
 
-    The documents have every group's name: a column's name depends on them all, as two may share a slug.
+    `documents` give the names of all groups. A column's name depends on all of them, because two may share a slug.
     """
     main = task_in(documents).main
     name = METRIC_NAMES[main]
@@ -119,7 +119,7 @@ def group_curves(
 
 
 def epsilon_over_epochs(history: pd.DataFrame, privacy: Mapping) -> go.Figure:
-    """ε spent so far by each accountant, with the figure as papers count for the whole run as a level."""
+    """ε spent so far by each accountant, and a level line for the papers' figure of the whole run."""
     chart = figure(f"ε over training at δ = {privacy.get('delta')}", "epoch", "ε")
     series: dict[str, tuple[Iterable, Sequence | pd.Series]] = {
         name: (history["epoch"], history[c]) for c, name in ACCOUNTANTS.items() if c in history
@@ -142,7 +142,7 @@ def schedule_figure(report: pd.DataFrame, parameter: str) -> go.Figure:
     """How a schedule's noise depends on one of its parameters: mean, variance and first σ, length of the first phase.
 
     Args:
-        report: one row per value: a column with the parameter's name, and those of `SCHEDULE_FIGURES` that are known.
+        report: one row per value, with a column of the parameter's name and any columns of `SCHEDULE_FIGURES`.
         parameter: the column on the x axis, such as `noise_decay` (β), `phase_decay` (γ) or `phases` (n).
     """
     shown = [c for c in SCHEDULE_FIGURES if c in report]
@@ -162,7 +162,7 @@ def schedule_figure(report: pd.DataFrame, parameter: str) -> go.Figure:
 
 
 def trajectories(paths: pd.DataFrame, optimum: tuple[float, float]) -> go.Figure:
-    """The way of a model with two parameters, by algorithm.
+    """The path of a model with two parameters during training, by algorithm.
 
     Args:
         paths: columns `algorithm`, `step`, `first`, `second` (the two parameters).
@@ -179,12 +179,12 @@ def trajectories(paths: pd.DataFrame, optimum: tuple[float, float]) -> go.Figure
 def trade_off_figure(
     curves: Mapping[str, Mapping], attacks: Mapping[str, Sequence[Sequence[float]]] | None = None
 ) -> go.Figure:
-    """Records recognised at most, over records accused wrongly; both axes logarithmic.
+    """The largest rate of recognised records over the rate of wrong accusations; both axes are logarithmic.
 
     Args:
         curves: `trade_off` of privacy.json by algorithm.
-        attacks: what attacks achieved, by their name: (accused wrongly, recognised) pairs. A point above its curve
-            refutes the guarantee, up to chance.
+        attacks: results of attacks by name: (accused wrongly, recognised) pairs. A point above its curve refutes the
+            guarantee, up to chance.
     """
     chart = figure("What an attacker can recognise at most", "accused wrongly", "recognised")
     table = looks(curves)
@@ -194,7 +194,7 @@ def trade_off_figure(
         shown = [(alarms, 1 - missed) for alarms, missed in zip(curve["false_alarms"], curve["misses"], strict=True)]
         chart.add_trace(line(table[name], *zip(*shown, strict=True)))
     for number, (name, points) in enumerate((attacks or {}).items()):
-        # filled ones: Plotly draws nothing of an asterisk without a width of its line
+        # filled symbols, because Plotly draws no asterisk without a line width
         marker = {"symbol": ("x", "cross", "star", "diamond")[number % 4], "size": 9, "color": INK}
         accused, caught = zip(*points, strict=True)
         chart.add_trace(go.Scatter(name=name, x=accused, y=caught, mode="markers", marker=marker))

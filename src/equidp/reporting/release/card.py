@@ -20,7 +20,7 @@ from equidp.reporting.titles import METRIC_TITLES
 from equidp.tasks import CLASSIFICATION
 
 MOST_NAMES = 20
-"""So many classes, groups or features are named; config.json has them all."""
+"""The most classes, groups or features that are named; config.json has them all."""
 
 
 def model_card(facts: Facts) -> str:
@@ -59,14 +59,14 @@ def model_card(facts: Facts) -> str:
 def header(facts: Facts) -> dict[str, Any]:
     """The YAML block on top, with the keys that model hubs know."""
     number = facts.schema.get("task", CLASSIFICATION) in ("regression", "counts")
-    task = f"{facts.schema['kind']}-{'regression' if number else CLASSIFICATION}"  # as the hubs call it
+    task = f"{facts.schema['kind']}-{'regression' if number else CLASSIFICATION}"  # the hubs' name of the task
     found: dict[str, Any] = {
         "license": facts.curator.get("license", "unknown"),
         "library_name": "equidp",
         "pipeline_tag": task,
         "tags": ["differential-privacy", "dp-sgd", facts.algorithm, facts.network["name"]],
     }
-    # those with noise where there are any, else the exact ones that the user asked for
+    # figures with noise if there are any, else the exact figures that the user asked for
     overall = (facts.metrics or facts.exact_metrics or {}).get("overall", {})
     if figures := {name: value for name, value in overall.items() if value is not None and name != "records"}:
         found["metrics"] = list(figures)
@@ -88,16 +88,16 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     known = {"epochs", "batch_size", "options"}
     chosen = {name.replace("_", " "): value for name, value in settings.items() if name not in known}
     chosen |= {f"{facts.algorithm}.{name}": value for name, value in (settings.get("options") or {}).items()}
-    network = facts.network["options"].items()  # a block, such as what a folder says of its network, is in config.json
+    network = facts.network["options"].items()  # blocks, such as the network's configuration, are in config.json alone
     chosen |= {f"model.{name}": value for name, value in network if not isinstance(value, Mapping)}
     rows += [(name, as_typed(value)) for name, value in {**chosen, **facts.software}.items() if value is not None]
     return rows
 
 
 def most_frequent(metrics: Mapping[str, Any]) -> str:
-    """The accuracy of always answering the most frequent class, by the noised counts; empty where they do not tell.
+    """Say the accuracy of always answering the most frequent class, by the noised counts; empty if they do not tell it.
 
-    Exact figures go out without counts, so beside them it is not told.
+    Exact figures go out without counts, so this is not said beside them.
     """
     counts = {name: of["records"] for name, of in metrics.get("groups", {}).get("class", {}).items() if "records" in of}
     total = sum(counts.values())

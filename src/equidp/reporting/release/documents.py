@@ -1,4 +1,4 @@
-"""The files of `release/`: weights, what loads them, and the documents, each for machines and for readers."""
+"""The files of `release/`: weights, what is needed to load them, and the documents, for machines and for readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equidp.reporting.release.reidentification import annex
 
 
 def release_files(facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """Every file of the folder by its name, of what may go out and the released weights by name."""
+    """Return every file of the folder by its name, made from what may go out and the released weights by name."""
     metadata = {"config": json.dumps(config(facts)), "format": "pt"}
     weights = _in_order(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
     model = _identity(facts, weights)
@@ -40,9 +40,9 @@ def release_files(facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, byte
 
 
 def _in_order(weights: bytes) -> bytes:
-    """A safetensors file with the entries of its header in one order: the library's is another every time.
+    """Return a safetensors file with the entries of its header sorted, because the library's order changes every time.
 
-    A folder that is written again would tell of another SHA-256 than the model that is out already.
+    Otherwise a folder that is written again would give another SHA-256 than that of the model already published.
     """
     length = int.from_bytes(weights[:8], "little")
     header = json.dumps(json.loads(weights[8 : 8 + length]), sort_keys=True).encode()
@@ -51,7 +51,7 @@ def _in_order(weights: bytes) -> bytes:
 
 
 def _identity(facts: Facts, weights: bytes) -> dict[str, Any]:
-    """Which model the statement is of: a statement may be parted from its model, or laid beside another one."""
+    """Say which model the statement is about, because it may be parted from this model or put beside another."""
     published_on = {"published_on": facts.curator["published_on"]} if facts.curator.get("published_on") else {}
     return {"sha256": hashlib.sha256(weights).hexdigest(), "software": dict(facts.software), **published_on}
 
@@ -66,7 +66,7 @@ def _of_model(model: Mapping[str, Any]) -> str:
 
 
 def config(facts: Facts) -> dict[str, Any]:
-    """What rebuilds the model: its name and options, and the schema; and how it was trained."""
+    """Return what is needed to build the model again (name, options and schema), and how it was trained."""
     return {
         **publication(facts.warning),
         "model": facts.network["name"],

@@ -3,12 +3,13 @@
 `released_facts` copies, by name, what the guarantee covers or what is taken as public. Everything else stays behind:
 exact figures of private records (counts of groups, baseline, cost of privacy, diagnostics), per-record data, options of
 the source (they name files), digests and dates of files. The documents are written from `Facts` alone, so that none of
-them can hold more. A key that is not named here does not go out: who adds one to a run's documents decides it here.
+them can hold more. A key that is not named here does not go out: whoever adds a key to a run's documents decides here.
 
-Two kinds of exact figures go out where the user asks for them by `release.unprotected`, and the documents then say that
-nothing protects them: the model's figures of the test records, and an audit's figures. How many guesses about canaries
-are right depends on the private records, too: on what they add to the sums, and by the order of the random numbers at
-least on how many there are. An audit's noise comes from the seed, so whoever has the seed reads that off the number.
+Two kinds of exact figures go out where the user asks for them by `release.unprotected`: the model's figures of the test
+records, and an audit's figures. The documents then say that nothing protects them. How many guesses about canaries are
+right also depends on the private records: on what they add to the sums, and, by the order of the random numbers, at
+least on how many there are. An audit's noise comes from the seed. So whoever has the seed can read this off the number
+of right guesses.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ STATEMENT = (
 EVALUATION = (
     "part", "epsilon", "delta", "unit", "adjacency", "mechanism", "sensitivity", "tables", "bins", "trials",
 )  # fmt: skip
-"""Keys of the statement's `evaluation` that go out: what the figures of test records cost these."""
+"""Keys of the statement's `evaluation` that go out: what figures of test records cost these records."""
 
 RELEASED = (*dict.fromkeys((*METRICS, *FIGURES)),)
 """Figures with noise that go out, overall and per group; their intervals have the same names."""
 
 COMPARED = ("group", "accuracy", "difference", "interval")
-"""What goes out of a worst group, a gap and a disparity."""
+"""Keys of a worst group, a gap and a disparity that go out."""
 
 MEMBERSHIP = ("how", "key", "given")
 """Keys of the statement's `membership` that go out: how the training part was drawn, by which public key, and that the
@@ -64,8 +65,8 @@ ENCODING = (
     "label", "classes", "class_map", "class_edges", "ordered", "target", "counts", "labels", "features", "decimal",
     "thousands", "na_values", "text", "length", "vocabulary", "size", "channels", "fit", "mean", "sd",
 )  # fmt: skip
-"""Options of the source that go out: declared columns with their categories and bounds, and how numbers are written;
-how texts and images are read; of the groupings those that are features, too. Others name files.
+"""Options of the source that go out: declared columns with their categories and bounds; how numbers are written; how
+texts and images are read. Of the groupings, those that are also features go out. Other options name files.
 """
 
 TRAINING = (
@@ -80,22 +81,23 @@ CANARIES = (
     "epsilon_within_reach", "consistent", "refutable",
 )  # fmt: skip
 EXPOSURE = ("auc", "auc_interval", "tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr_interval")
-"""Figures of membership inference that may be asked for. The numbers of members are exact counts, and stay."""
+"""Figures of membership inference that may be asked for. The numbers of members are exact counts, and stay inside."""
 
 DECIMALS = 3
-"""Of exact figures that go out on request; of errors in a target's unit, as many digits that count."""
+"""Decimal places of exact figures that go out on request; for errors in a target's unit, significant digits."""
 
 EXACT_TELL = "they may tell of single records, also of groups that are left out because they are small"
-"""What exact figures do, rounded and without small groups: a group's balanced accuracy tells which classes it holds,
-and what all groups have together tells of the one that is left out."""
+"""What exact figures do, even rounded and without small groups. A group's balanced accuracy tells which classes the
+group has. The figures of all groups together tell of the group that is left out."""
 
 MATCHED = ("records", "expected_batch_size", "steps", "noise_multiplier", "unit", "membership")
 DESCRIBED = ("schema", "model", "options", "training", "source", "source_options")
-"""Facts of `privacy.json`, and of the model's file, in which an audit's training must agree with the run for its
-findings to be the run's."""
+"""Facts of `privacy.json` (`MATCHED`) and of the model's file (`DESCRIBED`). An audit's findings are taken as the run's
+if its training agrees with the run in all of them."""
 
 SOFTWARE = ("equidp", "torch", "dp-accounting")
-"""What trains a model and computes ε; the model's file has the versions, as the folder may be written by later ones."""
+"""Packages that train a model and compute ε. The model's file has their versions, because later versions may write the
+folder."""
 UNTOLD = "of a version that the model's file does not tell"
 
 RESEARCH_MODE = (
@@ -127,13 +129,14 @@ class Facts:
         audit: findings of an audit of the same training, or None.
         metrics: figures of test records released under differential privacy, or None.
         exact_metrics: exact figures of test records, or None where the user did not ask for them.
-        across: what the rows come from, if by it one of them may depend on others; empty where nothing says so.
+        across: what the rows come from, if it may make one row depend on others; empty if nothing says so.
         compared: groupings by which the costs of privacy were measured; empty where there is no baseline.
-        counted: what the data set's ledger counts for the unit when the documents are written, or None where it has no
-            entry or may tell none: numbers alone, as names of runs and of other data sets are the curator's.
-        listed: whether that ledger may have this run; it has not where it is another project's, or was lost.
+        counted: what the data set's ledger counts for the unit when the documents are written. It has numbers only,
+            because names of runs and of other data sets are the curator's. None if the ledger has no entry, or its
+            numbers may not be told.
+        listed: whether that ledger may have this run. False if the ledger is another project's, or has lost the run.
         curator: what the user states in the settings.
-        software: versions of what trained the model and computed ε.
+        software: versions of the packages that trained the model and computed ε.
         warning: why nothing of this is for publication, or None.
     """
 
@@ -157,17 +160,17 @@ class Facts:
 
     @property
     def dataset(self) -> str:
-        """What the user calls the dataset."""
+        """The user's name of the dataset."""
         return str(self.schema["name"])
 
     @property
     def words(self) -> Words:
-        """What the model is, and what it gives."""
+        """Words for what the model is, and what it gives."""
         return task_of(Schema.from_dict(self.schema)).words()
 
     @property
     def mapped(self) -> bool:
-        """Whether the model takes what a fixed public map makes of a record, in the place of the record."""
+        """Whether the model takes the features that a fixed public map makes of a record, instead of the record."""
         return model_features(self.network["name"], self.network["options"]) is not None
 
     @property
@@ -188,21 +191,22 @@ def released_facts(
     counted: Spent | None = None,
     listed: bool = True,
 ) -> Facts:
-    """The facts that may go out.
+    """Return the facts that may go out.
 
     Args:
-        card: what the model's file says of the model, which has so many `parameters`.
+        card: what the model's file says of the model.
+        parameters: number of the model's parameters.
         privacy: `privacy.json`.
         settings: what the user asked for, and what the user states.
-        metrics: `metrics.json`, of which only names of groupings go out without `release.unprotected=test`.
+        metrics: `metrics.json`. Without `release.unprotected=test` only names of groupings go out of it.
         released_metrics: `metrics_release.json`, where the run has one.
         audit: `audit.json`, where there is one; used if it is of this training.
         counted: what the data set's ledger counts, where it was read.
-        listed: whether it may have this run.
+        listed: whether the ledger may have this run.
 
     Raises:
-        EquidpError: for a model without differential privacy, for files of two runs, or where figures were asked for
-            that the run does not have or that may not go out at all.
+        EquidpError: the model has no differential privacy, the files are of two runs, or figures were asked for that
+            the run does not have or that may not go out at all.
     """
     if not privacy.get("private"):
         raise EquidpError(
@@ -213,14 +217,14 @@ def released_facts(
         raise EquidpError(
             f"The model is {card.get('algorithm')}'s and the privacy statement {privacy['algorithm']}'s: train again."
         )
-    # the statement promises their ε, also where the file is not there: it may have gone out by itself
+    # the statement promises an ε for noised figures even if their file is missing: it may be published already
     if (released_metrics or privacy.get("evaluation")) and "test" in settings.unprotected:
         raise EquidpError(
             "release.unprotected=test: this run released figures of its test records with noise, and the exact ones "
             "beside them would undo it. Leave it out."
         )
     found = _audit(audit, privacy, card, exact="audit" in settings.unprotected)
-    # of a run of an older version metrics.json alone says which records these were
+    # for a run of an older version, only metrics.json says which records were evaluated
     held_back = not metrics or "validation" in (metrics.get("evaluated_on"), evaluated(privacy))
     if found and found["membership"] and (released_metrics or privacy.get("evaluation") or held_back):
         raise EquidpError(
@@ -261,8 +265,8 @@ def released_facts(
 
 
 def _across(options: Mapping[str, Any]) -> str:
-    """What the rows come from, if by it one of them may depend on others."""
-    if options.get("catalog"):  # it may be a query, or code
+    """Return what the rows come from, if it may make one row depend on others; else empty."""
+    if options.get("catalog"):  # the entry may be a query, or code
         return "an entry of the curator's catalog, which may compute anything"
     word = looks_at_other_rows(options.get("sql") or "")
     return f"a query with {word}" if word else ""
@@ -282,7 +286,7 @@ def _encoding(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packages(algorithm: str, model: str, options: Mapping[str, Any]) -> list[str]:
-    """The packages that add the algorithm, a part of it or the network, if others than this one do."""
+    """Names of other packages that add the algorithm, a part of it, or the network."""
     found = {ALGORITHMS.package(algorithm), MODELS.package(model)}
     if algorithm == "custom":
         found |= {PARTS[kind].package(part["name"]) for kind, part in options.items() if part and kind in PARTS}
@@ -302,10 +306,10 @@ def _warning(privacy: Mapping[str, Any], audit: Mapping[str, Any] | None) -> str
 def _audit(
     audit: Mapping[str, Any] | None, privacy: Mapping[str, Any], card: Mapping[str, Any], *, exact: bool
 ) -> dict[str, Any] | None:
-    """The findings that may go out, if they are of a training with the run's algorithm, settings, N, B, T and noise.
+    """Return findings that may go out, if the audited training has the run's algorithm, settings, N, B, T and noise.
 
-    An audit trains on the private records with noise from a seed, and no ε covers it: canaries and membership inference
-    go out only where the user asks; the baseline's figures never do.
+    An audit trains on the private records with noise from a seed, and no ε covers it. So results on canaries and of
+    membership inference go out only if the user asks for them. The baseline's figures never go out.
     """
     if not audit or audit["algorithm"] != privacy["algorithm"]:
         return None
@@ -317,7 +321,7 @@ def _audit(
         return None
     found = {name: audit[name] and _only(audit[name], CANARIES) for name in ("gradient_canaries", "input_canaries")}
     if not exact:
-        # that canaries refute ε does go out: a claim that fell is withdrawn
+        # that canaries refute ε always goes out, because a refuted claim must be withdrawn
         found = {
             name: None if not known or known["consistent"] else {"consistent": False} for name, known in found.items()
         }
@@ -331,8 +335,8 @@ def _audit(
 def _exact(metrics: Mapping[str, Any] | None, privacy: Mapping[str, Any]) -> dict[str, Any]:
     """Overall and group figures of the private model, without numbers of records, intervals, baseline and costs.
 
-    They are rounded, as a fraction in full tells the number of records, and groups so small that a figure is about
-    single persons are left out. That is no protection: `EXACT_TELL`.
+    They are rounded, because all digits of a fraction would give the number of records. Groups so small that a figure
+    is about single persons are left out. That is no protection: see `EXACT_TELL`.
     """
     if not metrics:
         raise EquidpError(
@@ -349,11 +353,11 @@ def _exact(metrics: Mapping[str, Any] | None, privacy: Mapping[str, Any]) -> dic
     }
     task = kind_of(metrics)
     found = _figures({**metrics, "groups": groups}, task.metrics)
-    return _rounded(found, "f" if task.most == 1 else "g")  # a small fraction tells its denominator
+    return _rounded(found, "f" if task.most == 1 else "g")  # `f`: more digits of a small fraction give its denominator
 
 
 def _rounded(figures: Any, form: str = "f") -> Any:
-    """Nested figures with `DECIMALS` each; by `g` with so many digits that count."""
+    """Nested figures with `DECIMALS` decimal places each; with `g`, as many significant digits."""
     if isinstance(figures, dict):
         return {name: _rounded(value, form) for name, value in figures.items()}
     if isinstance(figures, list):
@@ -362,7 +366,7 @@ def _rounded(figures: Any, form: str = "f") -> Any:
 
 
 def _released(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures with noise, and their own ε."""
+    """Figures with noise, and the ε of these figures."""
     if metrics.get("epsilon") is None:
         raise EquidpError("metrics_release.json has no epsilon: its figures may not go out. Evaluate the run again.")
     compared = {
@@ -396,7 +400,7 @@ def _only(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def wanted(settings: ReleaseSettings, privacy: Mapping[str, Any]) -> bool:
-    """Whether a run writes its documents: a secure run does by itself, any other one on request."""
+    """Whether a run writes its documents: a secure run does by default, any other private run on request."""
     if settings.documents is None:
         return bool(privacy.get("secure"))
     return settings.documents and privacy.get("algorithm") != BASELINE

@@ -20,7 +20,7 @@ class Line:
     Attributes:
         key: its name in JSON.
         question: what is asked, as a phrase.
-        answer: in words. Of an open line: what is missing, or who can tell.
+        answer: the answer in words; for an open line, what is missing, or who can tell it.
         value: the figures behind the answer, JSON types; None if there are none.
         open: whether neither the run nor the settings answer it.
         table: rows for the reader, the header first; empty if none.
@@ -36,7 +36,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Document:
-    """A title, what it is for, lines by topic, why it is not for publication, and further entries of the JSON form."""
+    """A title, the document's purpose, lines by topic, why it is not for publication, and more entries for JSON."""
 
     title: str
     purpose: str
@@ -51,7 +51,7 @@ def document(facts: Facts, title: str, purpose: str, topics: Mapping[str, Sequen
 
 
 def stated(key: str, question: str, statements: Mapping[str, str], missing: str = "The run does not know.") -> Line:
-    """A line that only the curator can answer: by the setting `release.<key>`, else it is open."""
+    """A line that only the curator can answer, by the setting `release.<key>`; without that it is open."""
     answer = statements.get(key)
     if answer:
         return Line(key, question, f"{answer} (stated by the curator)", answer)

@@ -22,14 +22,14 @@ COUNTED_BY = (
     "Which runs these are follows from exact digests of the raw files, which no ε covers: beside what is known of the "
     "other runs, their number and total may tell whether two files are equal."
 )
-"""Without the digests a copy of a file would pass for other records, and too small a total go out."""
+"""Why runs are counted by digests: else a copy of a file would pass for other records, and the total be too small."""
 
 
 BEYOND_TRIALS = (
     "It does not cover what was learnt from these records to declare them. Other releases from the same records add to "
     "it."
 )
-"""The declaration is older than its trials, and not always older than the first look at the records."""
+"""Trials are declared before they run, but perhaps after somebody has looked at the records."""
 
 
 def registry_entry(facts: Facts) -> Document:
@@ -83,7 +83,7 @@ def _guarantee(facts: Facts) -> list[Line]:
 
 
 def _loss(privacy: Mapping[str, Any]) -> Line:
-    """What each part's records pay."""
+    """Say what the run costs the records of each part."""
     value: dict[str, Any] = {"epsilon": privacy["epsilon"], "delta": privacy["delta"]}
     text = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {delta_text(privacy['delta'])}"
     others = {}
@@ -187,7 +187,7 @@ def unprotected(facts: Facts) -> Line:
 
 
 def preprocessing(facts: Facts, question: str, answer: str) -> Line:
-    """What preparing the data cost: the answer, unless the rows come from what may look at several at once."""
+    """Say what preparing the data cost: `answer`, unless a query or an entry may have made rows depend on others."""
     if not facts.across:
         return Line("preprocessing", question, answer)
     several = (
@@ -198,7 +198,7 @@ def preprocessing(facts: Facts, question: str, answer: str) -> Line:
 
 
 def accounting(facts: Facts) -> Line:
-    """How ε was computed, and how to check it."""
+    """Say how ε was computed, and how to check it."""
     privacy = facts.privacy
     if "law" in (privacy.get("trials") or {}):
         how = "that of the choice among a random number of trials and of the chosen model, by Rényi DP"
@@ -220,7 +220,7 @@ def accounting(facts: Facts) -> Line:
 
 
 def trials(facts: Facts) -> Line:
-    """What the choice of settings cost."""
+    """Say what the choice of settings cost."""
     privacy = facts.privacy
     found = privacy["trials"]
     question = "Choice of settings, and other releases"
@@ -243,7 +243,7 @@ def trials(facts: Facts) -> Line:
 
 
 def together(facts: Facts) -> str:
-    """What the data set's ledger counts by now: the number of its runs and their total ε, and no names."""
+    """Say what the data set's ledger counts by now: the number of runs and their total ε, without names."""
     counted, unit = facts.counted, unit_noun(facts.privacy["unit"])
     if not facts.listed:
         return (
@@ -288,7 +288,7 @@ def _runs(count: int, kind: str = "") -> str:
 
 
 def randomness(facts: Facts) -> Line:
-    """Where the noise came from."""
+    """Say where the noise came from."""
     secure = bool(facts.privacy.get("secure"))
     text = (
         "A cryptographic generator under a key of the operating system that was never stored. No seed exists. "
