@@ -223,6 +223,27 @@ def test_gradients_of_linear_layers_that_are_kept_have_the_same_sum_to_the_last_
         assert torch.equal(found, expected)
 
 
+UNFUSED = """
+import torch
+from equidp.gradients.products import Products
+from equidp.gradients.workspace import Workspace
+
+torch.manual_seed(0)
+inputs, backprops, weights = torch.randn(9, 130, 57), torch.randn(9, 130, 59), torch.rand(9)
+with torch.inference_mode():
+    kept, formed = (Products([inputs], [backprops], *room) for room in ((Workspace(torch.device("cpu")), "layer"), ()))
+    norms = torch.equal(kept.squared_norms(), formed.squared_norms())
+    print(norms, torch.equal(kept.weighted_sum(weights, None), formed.weighted_sum(weights, None)))
+"""
+
+
+@pytest.mark.parametrize("processor", [{}, {"ATEN_CPU_CAPABILITY": "default"}])
+def test_where_torch_does_not_fuse_its_additions_room_changes_no_digit(processor: dict[str, str]) -> None:
+    run = [sys.executable, "-c", UNFUSED]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | processor)
+    assert done.stdout.split() == ["True", "True"]
+
+
 def test_where_there_is_no_room_gradients_of_linear_layers_are_formed_again() -> None:
     inputs, backprops, weights = torch.randn(4, 120, 40), torch.randn(4, 120, 50), torch.rand(4)
     workspace = Workspace(torch.device("cpu"))

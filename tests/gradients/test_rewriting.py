@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -161,6 +162,17 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)[0][:, -1] * self.scale
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_what_was_rewritten_goes_into_torchscript(kind: type[nn.RNNBase]) -> None:
+    """It cannot hold the recurrence's own function: what was traced could not be saved."""
+    reader, room = rewritten(Reader(kind(4, 6, batch_first=True))), io.BytesIO()
+    torch.jit.save(torch.jit.trace(reader, torch.randn(3, 5, 4)), room)
+    room.seek(0)
+    scripted, values = torch.jit.load(room), torch.randn(7, 5, 4)
+    torch.testing.assert_close(scripted(values), reader(values))
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* goes through torch.func")

@@ -43,6 +43,24 @@ def test_a_review_of_no_words_has_logits() -> None:
     assert torch.isfinite(build_model("bilstm", SCHEMAS["reviews"])(torch.zeros(2, 20, dtype=torch.int64))).all()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trained_model_goes_into_torchscript() -> None:
+    model, texts = build_model("bilstm", SCHEMAS["reviews"]), torch.randint(0, 100, (7, 20))
+    scripted = torch.jit.trace(model, texts[:3])
+    assert "_KeepFirst" not in str(scripted.inlined_graph)
+    torch.testing.assert_close(scripted(texts), model(texts))
+
+
+def test_words_are_counted_in_half_precision_too() -> None:
+    """bfloat16 has no 511: the state after so many words was looked for behind the last one."""
+    model, words = Lstm(5, 7), torch.randn(2, 512, 5)
+    present = torch.ones(2, 512, 1)
+    present[0, 511:] = 0
+    expected = model(words, present)
+    found = model.bfloat16()(words.bfloat16(), present.bfloat16())
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.02)
+
+
 def vectors(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "vectors.txt"
     path.write_text(text)

@@ -38,6 +38,10 @@ It is a prime, so that every chunk of a step has its turn. The last chunk may be
 """
 
 
+EARLIER = 3
+"""So many states of the model are remembered, beside the present one, in which it was tried already."""
+
+
 class Looks:
     """Says when to look again at a model or a loss of others: at once, then after 1, 3, 7, … passes, at most 61.
 
@@ -99,6 +103,7 @@ class GradientEngine:
         self._beside = self._trained.beside()
         self._told = False  # that hooks have changed
         self._tried = 0  # records in the largest batch that was tried in this state
+        self._earlier: list[tuple[object, int]] = []  # other states that were tried, and with how many records
         self._others = of_others(model, loss)
         self._looks = Looks()  # in passes
         self._looked_at = 0  # rows of the largest pass that was looked at
@@ -200,11 +205,15 @@ class GradientEngine:
                 self._told = True
                 logger.warning(
                     "Layers have other hooks than in the step before, or compute something else. So the model is tried "
-                    "again, which takes as long as some dozens of steps: let hooks stay where they are."
+                    "again, which takes as long as some dozens of steps: let hooks stay, or add the same again."
                 )
         state = (done, features.shape[1:] if self.passes.blocks else None)  # larger records have more windows
         if state != self._probed_in:
-            self._tried = 0
+            # a hook may come and go by turns: then a look follows, and no trial, except of which rows are a record's
+            self._earlier = [(self._probed_in, self._tried), *self._earlier][:EARLIER]
+            known = () if self.passes.blocks else self._earlier
+            self._tried = next((tried for of, tried in known if of == state), 0)
+            self._probed_in = state if self._tried else None
             self._shares.forget()
             self.passes.blocks.forget()
         first = features[: len(labels)] if views > 1 else features
@@ -224,7 +233,7 @@ class GradientEngine:
             self.look(features, labels, views)
 
     def computed_by(self) -> tuple[tuple[bool, ...], tuple[object, ...]]:
-        """Return the modes of the layers, and their hooks and forwards: with others a layer may compute something else.
+        """Return the modes of the layers, their hooks, forwards and switches: with others they may compute otherwise.
 
         Raises:
             EquidpError: the layers or the parameters are others than those that are trained.

@@ -16,6 +16,7 @@ from equidp.gradients.terms import (
     Term,
     Vectors,
     added_in_order,
+    adds_fused,
     along_positions,
     compiled_norms,
     formed_again,
@@ -97,7 +98,8 @@ class Products(Term):
         if self.by_gram():
             return gram_norms(*next(self.grams()), self.width)
         numel = math.prod(self._widths)
-        formed_twice = self._compiled is not None or self._positions > MANY
+        # where the compiled code's sum would have other digits than that of kept gradients, none are kept
+        formed_twice = self._positions > MANY if self._compiled is None else adds_fused()
         if self._workspace is not None and formed_twice and self._positions * numel >= WORTH_KEEPING:
             self._kept = self._workspace.take_if_roomy(self._owner, self._records, numel, like=self._calls[0][0])
         if self._compiled is not None:

@@ -5,7 +5,7 @@ step, a text of 128 words would have 128 calls of the second map, and some twent
 steps are computed without autograd. Then all states are known, and the second map is called once, on the states before
 all steps. What follows from both maps is a function with a derivative of its own, which goes back through the steps.
 Where something else stands in the place of the second map, such as a linear layer with an adapter, autograd records
-every step.
+every step, and so it does for `torch.jit.trace`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Recurrence(nn.Module):
         if not isinstance(values, Tensor) or values.dim() != 3:
             raise EquidpError("A recurrence that is trained privately takes batches of sequences, padded, not packed.")
         values = values if self.batch_first else values.transpose(0, 1)
-        begin = values.new_zeros(len(self.from_input), len(values), self.hidden)
+        begin = values.new_zeros(len(self.from_input), values.shape[0], self.hidden)
         states, cells = start if isinstance(start, tuple) else (begin if start is None else start, begin)
         last: list[Pair] = []
         for layer in range(0, len(self.from_input), self.directions):
@@ -93,7 +93,8 @@ def recur(kind: str, inputs: Tensor, from_state: nn.Module, start: Pair) -> Pair
         from_state: the second map, from h to n·h.
         start: state and cell `[b, h]` before the first step.
     """
-    if type(from_state) is not nn.Linear or "forward" in vars(from_state):  # an adapter, say, stands beside it
+    # an adapter, say, stands beside it; or TorchScript, which cannot hold a function with a derivative of its own
+    if type(from_state) is not nn.Linear or "forward" in vars(from_state) or torch.jit.is_tracing():
         return _one_by_one(ONE_STEP[kind], inputs, from_state, start)
     steps, function = ALL_STEPS[kind]
     state, cell = (one.to(inputs.dtype) for one in start)

@@ -6,6 +6,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 from equidp.gradients.precision import refuse_half
-from equidp.gradients.used import used_by
+from equidp.gradients.used import by_others, used_by
 
 T = TypeVar("T")
 
@@ -30,6 +31,9 @@ HOOKS = tuple(name for name, of in vars(nn.Module()).items() if isinstance(of, O
 
 OF_ALL = tuple(of for of in vars(nn.modules.module).values() if isinstance(of, OrderedDict))
 """Where torch keeps the hooks that every module has."""
+
+SWITCHES = frozenset({bool, str, FunctionType, MethodType, BuiltinFunctionType})
+"""Types of attributes that switch what a layer of others computes. Numbers may follow the steps, and looks see them."""
 
 
 def refuse_unfit(model: nn.Module) -> None:
@@ -114,6 +118,7 @@ class Trained:
         refuse_unfit(model)  # some parameters have no shape to remember
         self._model, self._layers = model, tuple(model.modules())
         self._called = (*self._layers, *layers_of(loss))
+        self._theirs = tuple(filter(by_others, self._called))
         every: list[tuple[str, nn.Module, str, nn.Parameter]] = [
             (f"{path}.{key}" if path else key, layer, key, value)
             for path, layer in model.named_modules()
@@ -123,10 +128,11 @@ class Trained:
         self._frozen = [of[:3] for of in every if not of[3].requires_grad]
 
     def beside(self) -> tuple[object, ...]:
-        """Return what decides, beside their attributes, what the layers and those of the loss compute.
+        """Return what decides, beside tensors and numbers, what the layers and those of the loss compute.
 
-        These are hooks, classes with their `forward`, and a `forward` of a layer's own. Any of them may mix records, or
-        compute in half precision, as the `forward` that accelerate's `prepare` puts there.
+        These are hooks, classes with their `forward`, a `forward` of a layer's own, and switches of layers of others.
+        Any of them may mix records, or compute in half precision, as the `forward` that accelerate's `prepare` puts
+        there. A switch may be that of mixup, which begins after some steps.
         """
         found: list[object] = [*chain.from_iterable(of.values() for of in OF_ALL)]
         for layer in self._called:
@@ -135,6 +141,8 @@ class Trained:
             for name in HOOKS:  # another dict may take the place of a layer's
                 if hooks := own.get(name):
                     found += hooks.values()
+        for layer in self._theirs:
+            found += (one for one in vars(layer).items() if type(one[1]) in SWITCHES and one[0] != "training")
         return tuple(found)
 
     def layers(self) -> tuple[nn.Module, ...]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 
 import torch
 from torch import Tensor
@@ -163,6 +163,18 @@ def added_in_order(rows: Tensor, weights: Tensor) -> Tensor:
         if weight:
             total.add_(row, alpha=weight)
     return total
+
+
+@lru_cache(maxsize=1)
+def adds_fused() -> bool:
+    """Whether torch's additions on this machine are fused with their multiplications, as `added_in_order` needs it.
+
+    They are not where torch uses no vector instructions (on an old processor, or with `ATEN_CPU_CAPABILITY=default`).
+    The compiled code fuses its own whatever torch does.
+    """
+    one = 1 + 2.0**-12  # its square is 1 + 2⁻¹¹ + 2⁻²⁴, of which float32 drops the end
+    rows = torch.tensor([[-1 - 2.0**-11], [one]], dtype=torch.float32, device="cpu").expand(2, 65).contiguous()
+    return bool((added_in_order(rows, torch.tensor([1.0, one], device="cpu")) == 2.0**-24).all())
 
 
 def weighted(inputs: Tensor, backprops: Tensor, weights: Tensor, silent: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -101,10 +101,10 @@ class Lstm(nn.Module):
         # padding goes behind the words, where no state that is used depends on it
         places = present.argsort(dim=1, descending=True, stable=True)
         inputs = self.from_input(words.gather(1, places.expand_as(words)))
-        begin = inputs.new_zeros(len(words), self.hidden)
+        begin = inputs.new_zeros(words.shape[0], self.hidden)
         states, _ = recur("LSTM, keep first", inputs, self.from_state, (begin, begin))
-        count = present.sum(1, keepdim=True)
-        last = states.gather(1, (count - 1).clamp(min=0).long().expand(-1, 1, self.hidden)).squeeze(1)
+        count = present.sum(1, keepdim=True, dtype=torch.int64)  # half precision cannot count beyond 256
+        last = states.gather(1, (count - 1).clamp(min=0).expand(-1, 1, self.hidden)).squeeze(1)
         return last * (count.squeeze(1) > 0)
 
 
