@@ -207,8 +207,11 @@ class GradientEngine:
                     "Layers have other hooks than in the step before, or compute something else. So the model is tried "
                     "again, which takes as long as some dozens of steps: let hooks stay, or add the same again."
                 )
-        state = (done, features.shape[1:] if self.passes.blocks else None)  # larger records have more windows
-        if state != self._probed_in:
+
+        def here() -> object:  # larger records have more windows
+            return done, features.shape[1:] if self.passes.blocks else None
+
+        if (state := here()) != self._probed_in:
             # a hook may come and go by turns: then a look follows, and no trial, except of which rows are a record's
             self._earlier = [(self._probed_in, self._tried), *self._earlier][:EARLIER]
             known = () if self.passes.blocks else self._earlier
@@ -227,7 +230,7 @@ class GradientEngine:
                 if tried > 1 and self._others and self.exact:
                     compare_digits(self.passes, self._computed, first, labels)
                 self._tried = tried
-                self._probed_in = (done, features.shape[1:] if self.passes.blocks else None)
+                self._probed_in = here()  # by now it is known whether there are windows
         # also for more records than any before: a model may pass few records at once, and many in pieces
         if len(first) and (self.look_is_due() or (self._others and len(first) > self._looked_at)):
             self.look(features, labels, views)

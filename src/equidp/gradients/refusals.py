@@ -26,8 +26,11 @@ BATCH_NORMS = (
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
 )
 
-HOOKS = tuple(name for name, of in vars(nn.Module()).items() if isinstance(of, OrderedDict) and "state" not in name)
-"""Attributes in which torch keeps a module's hooks."""
+HOOKED = tuple(name for name in vars(nn.Module()) if "hook" in name and "state" not in name)
+"""Attributes in which torch keeps what was hooked to a module, except for hooks of its state."""
+
+HOOKS = tuple(name for name in HOOKED if isinstance(vars(nn.Module())[name], OrderedDict))
+"""Those of them that hold the hooks themselves."""
 
 OF_ALL = tuple(of for of in vars(nn.modules.module).values() if isinstance(of, OrderedDict))
 """Where torch keeps the hooks that every module has."""

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 from equidp.gradients.recurrence import Recurrence
+from equidp.gradients.refusals import HOOKED
 
 logger = logging.getLogger(__name__)
-
-HOOKED = frozenset(name for name in vars(nn.Module()) if "hook" in name and "state" not in name)
-"""Attributes in which torch keeps what was hooked to a module, except for its state, which has other names here."""
 
 
 def rewritten(model: nn.Module, *, frozen: bool = False) -> nn.Module:

@@ -210,11 +210,11 @@ def formed_again(
 
     They are in `kept` `[b, numel]`, or are formed again if it is None. Both give the same digits.
     """
-    rows = (
-        rows_of(terms, some) if kept is None else kept[some] for some in pieces(len(weights), numel, weights.device)
+    sums = (
+        Vectors(rows_of(terms, some) if kept is None else kept[some]).weighted_sum(weights[some], some_of(silent, some))
+        for some in pieces(len(weights), numel, weights.device)
     )
-    formed = zip(map(Vectors, rows), pieces(len(weights), numel, weights.device), strict=True)
-    return reduce(Tensor.add_, (rows.weighted_sum(weights[some], some_of(silent, some)) for rows, some in formed))
+    return reduce(Tensor.add_, sums)
 
 
 def formed_at_once(numel: int, device: torch.device) -> int:
