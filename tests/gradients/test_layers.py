@@ -405,6 +405,31 @@ def test_on_a_gpu_too_a_padded_convolution_may_see_images_of_two_sizes() -> None
     close(found, BookKeeping(model, squared_error).norms(features, labels))
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.bool])
+def test_on_a_gpu_too_weights_may_be_of_another_type(kind: torch.dtype) -> None:
+    model, features = nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten(), nn.Linear(3, 3)), torch.randn(4, 1, 4, 4)
+    labels, weights = torch.arange(4) % 3, torch.tensor([1, 0, 1, 1]).to(kind)
+    here = BookKeeping(copy.deepcopy(model), squared_error)
+    here.norms(features, labels)
+    with pretended_gpu():
+        there = BookKeeping(model.to("cuda"), squared_error)
+        there.norms(features.to("cuda"), labels.to("cuda"))
+        found = there.weighted_sum(weights.to("cuda")).cpu()
+    close(found, here.weighted_sum(weights))
+
+
+def test_on_a_gpu_too_a_pass_may_leave_out_all_that_is_trained() -> None:
+    """As stochastic depth does by chance."""
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.forward = lambda x: x  # type: ignore[method-assign]
+    with pretended_gpu():
+        there = BookKeeping(model.to("cuda"), squared_error)
+        norms = there.norms(torch.randn(4, 3).to("cuda"), (torch.arange(4) % 3).to("cuda"))
+        total = there.weighted_sum(torch.ones_like(norms)).cpu()
+    assert not norms.cpu().any()
+    assert not total.any()
+
+
 def test_a_weight_that_three_layers_share(holds) -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
