@@ -20,6 +20,7 @@ from equidp.gradients.products import Products
 from equidp.gradients.rounding import SLACK, gram_norms, norms_of
 from equidp.gradients.terms import Term, Vectors
 from equidp.gradients.units import Units, UnitSums
+from equidp.gradients.windows import Kernel
 
 TOLERANCE = 1e-5
 
@@ -204,6 +205,20 @@ def test_windows_of_a_depthwise_convolution_are_not_written_out(layout) -> None:
         norms = engine.passes.norms(features, torch.zeros(16))
         engine.weighted_sum(torch.ones_like(norms))
     assert 0 < largest <= features.untyped_storage().nbytes()
+
+
+def test_nor_are_they_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all layers would lie there at once: up to 49 times what the layers see."""
+    monkeypatch.setattr(Kernel, "windows", None)
+    layer, features = nn.Conv2d(4, 8, 3, groups=4, padding=1), torch.randn(3, 4, 6, 6)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.flatten(1).square().sum(1)
+
+    found = BookKeeping(copy.deepcopy(layer), loss).norms(features, torch.zeros(3))
+    with pretended_gpu():
+        there = BookKeeping(layer.to("cuda"), loss).norms(features.to("cuda"), torch.zeros(3).to("cuda"))
+        close(there.cpu(), found)
 
 
 def test_a_wide_convolution_of_few_pixels(holds) -> None:
