@@ -339,6 +339,16 @@ for layer, side, padding in ((pixel, 14, 0), (pixel, 7, 0), (around, 28, 1), (ar
         # threads side by side read pixels, 32 of a block, side by side, not channels, which lie far apart
         pixels = shape.split("x").index("32")
         assert int(found[1 + pixels]) >= 8 and int(found[3]) == pixels, (layer, side, found[0])
+kernels.capability = lambda device: 10
+for layer, side, padding in ((pixel, 14, 0), (around, 7, 1)):
+    both = torch.zeros(2, layer.channels[0], side, side), torch.zeros(2, layer.channels[1], side, side)
+    how = kernels.Tiles(layer, *both, (padding, padding), padding > 0)._how()
+    options = {name: how.pop(name) for name in ("num_warps", "num_stages")} | fused
+    summed = dict(images="*fp32", backprops="*fp32", weights="*fp32", sums="*fp32", records="i32", **geometry)
+    for kernel, its, more in ((kernels._form, given, dict(KEEP=True)), (kernels._weighted, summed, dict(EACH=3))):
+        constants = more | how
+        source = ASTSource(kernel, its | dict.fromkeys(constants, "constexpr"), constants)
+        assert compile(source, target=GPUTarget("cuda", 100, 32), options=options).asm["cubin"]
 print("compiled")
 """
 

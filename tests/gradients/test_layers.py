@@ -20,6 +20,7 @@ from equidp.gradients.products import Products
 from equidp.gradients.rounding import SLACK, gram_norms, norms_of
 from equidp.gradients.terms import Term, Vectors
 from equidp.gradients.units import Units, UnitSums
+from equidp.gradients.windows import Kernel
 
 TOLERANCE = 1e-5
 
@@ -204,6 +205,20 @@ def test_windows_of_a_depthwise_convolution_are_not_written_out(layout) -> None:
         norms = engine.passes.norms(features, torch.zeros(16))
         engine.weighted_sum(torch.ones_like(norms))
     assert 0 < largest <= features.untyped_storage().nbytes()
+
+
+def test_nor_are_they_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all layers would lie there at once: up to 49 times what the layers see."""
+    monkeypatch.setattr(Kernel, "windows", None)
+    layer, features = nn.Conv2d(4, 8, 3, groups=4, padding=1), torch.randn(3, 4, 6, 6)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.flatten(1).square().sum(1)
+
+    found = BookKeeping(copy.deepcopy(layer), loss).norms(features, torch.zeros(3))
+    with pretended_gpu():
+        there = BookKeeping(layer.to("cuda"), loss).norms(features.to("cuda"), torch.zeros(3).to("cuda"))
+        close(there.cpu(), found)
 
 
 def test_a_wide_convolution_of_few_pixels(holds) -> None:
@@ -403,6 +418,31 @@ def test_on_a_gpu_too_a_padded_convolution_may_see_images_of_two_sizes() -> None
         there = BookKeeping(copy.deepcopy(model).to("cuda"), squared_error)
         found = there.norms(features.to("cuda"), labels.to("cuda")).cpu()
     close(found, BookKeeping(model, squared_error).norms(features, labels))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bool])
+def test_on_a_gpu_too_weights_may_be_of_another_type(kind: torch.dtype) -> None:
+    model, features = nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten(), nn.Linear(3, 3)), torch.randn(4, 1, 4, 4)
+    labels, weights = torch.arange(4) % 3, torch.tensor([1, 0, 1, 1]).to(kind)
+    here = BookKeeping(copy.deepcopy(model), squared_error)
+    here.norms(features, labels)
+    with pretended_gpu():
+        there = BookKeeping(model.to("cuda"), squared_error)
+        there.norms(features.to("cuda"), labels.to("cuda"))
+        found = there.weighted_sum(weights.to("cuda")).cpu()
+    close(found, here.weighted_sum(weights))
+
+
+def test_on_a_gpu_too_a_pass_may_leave_out_all_that_is_trained() -> None:
+    """As stochastic depth does by chance."""
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.forward = lambda x: x  # type: ignore[method-assign]
+    with pretended_gpu():
+        there = BookKeeping(model.to("cuda"), squared_error)
+        norms = there.norms(torch.randn(4, 3).to("cuda"), (torch.arange(4) % 3).to("cuda"))
+        total = there.weighted_sum(torch.ones_like(norms)).cpu()
+    assert not norms.cpu().any()
+    assert not total.any()
 
 
 def test_a_weight_that_three_layers_share(holds) -> None:

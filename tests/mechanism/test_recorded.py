@@ -44,7 +44,7 @@ from equidp.mechanism.parts.sampler import PoissonSampling, Sampling
 from equidp.mechanism.recorded import TRIALS
 from equidp.mechanism.sampling import Batch
 from equidp.mechanism.trainer import Trainer
-from equidp.models import MODELS
+from equidp.models import MODELS, build_model
 
 STEPS = 10
 WHOLE = (
@@ -544,6 +544,41 @@ def test_what_changes_between_steps_changes_those_that_are_replayed(change: Call
         first = one.engine.parameters[0].clone()
         one.run_steps(STEPS - TRIALS - 2)
         assert torch.equal(one.engine.parameters[0], first) == (change is _frozen)
+    assert replayed(trainer)
+    compare(trainer, plain)
+
+
+class Untrained(nn.Module):
+    """Has a frozen weight and a buffer of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.factor = model, nn.Parameter(torch.ones(1), requires_grad=False)
+        self.register_buffer("other", torch.ones(1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.model(features) * self.factor * self.other
+
+
+def _new_weight(model: nn.Module) -> None:
+    model.factor.data = model.factor.data * 3
+
+
+def _new_buffer(model: nn.Module) -> None:
+    model.other = model.other * 3
+
+
+@pytest.mark.parametrize("change", [_new_weight, _new_buffer])
+def test_frozen_weights_and_buffers_in_another_place_are_not_those_of_the_recording(
+    change: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a model that went to the CPU to be saved, and came back."""
+    monkeypatch.setattr(small_run, "build_model", lambda *given, **more: Untrained(build_model(*given, **more)))
+    trainer, plain = (trainer_of("dpsgd", how) for how in (Replaying, None))
+    for one in (trainer, plain):
+        one.run_steps(TRIALS + 2)
+        change(one.model)
+        one.run_steps(STEPS - TRIALS - 2)
     assert replayed(trainer)
     compare(trainer, plain)
 

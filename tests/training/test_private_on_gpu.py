@@ -11,6 +11,8 @@ from tests.pretended import as_on_gpu, pretended_gpu
 from tests.tried import tried_once
 from torch import Tensor, nn
 
+from equidp.errors import EquidpError
+from equidp.mechanism.noise import HOST, SeededRandom
 from equidp.mechanism.sampling import Examples
 from equidp.mechanism.trainer import Trainer
 from equidp.training import make_private
@@ -76,6 +78,82 @@ def test_windows_and_recurrence_have_the_cpus_result() -> None:
             trainer.run_steps(2)
             found.append(trainer.engine.flatten().cpu())
     torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+
+
+def on_gpu(model: nn.Module, loss: Any = each, *, whole: bool = False) -> Trainer:
+    """A trainer of 24 records, `[4]` numbers each, or whole numbers from 1 to 3."""
+    features = torch.arange(4 * RECORDS).view(RECORDS, 4)
+    given = features % 3 + 1 if whole else features.sin()
+    return make_private(
+        model, (given, torch.arange(RECORDS) % 2), loss, noise_multiplier=1.0, delta=1e-4, epochs=4, batch_size=6,
+        learning_rate=0.1, seed=1, device="cuda",
+    )  # fmt: skip
+
+
+def test_a_loss_goes_where_the_model_goes() -> None:
+    """With its weights of classes, which lie on the CPU."""
+    with pretended_gpu(), tried_once():
+        trainer = on_gpu(nn.Linear(4, 2), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]), reduction="none"))
+        trainer.run_steps(1)
+    assert trainer.steps_done == 1
+
+
+class Around(nn.Module):
+    """A layer, and what a function makes of its outputs."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.layer, self.made = nn.Linear(4, 2), made
+
+    def forward(self, x: Tensor) -> Any:
+        return self.made(self.layer(x))
+
+
+class Divided(nn.Module):
+    """Fails on records without a number other than zero, as packing of texts without a word does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        if not words.any():
+            raise RuntimeError("Length of all samples has to be greater than 0")
+        return self.table(words).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "message"),
+    [
+        (Around(lambda x: (x, None)), each, "The model gives a tuple, and must give one tensor"),
+        (Around(torch.ones(2).mul), each, "The model fails on the features.*another device: let a layer hold it"),
+        (Around(torch.clone), lambda o, y: each(o * torch.ones(2), y), "The loss fails on.*bring it there"),
+    ],
+    ids=["tuple", "model", "loss"],
+)
+def test_what_a_gpu_does_not_take_is_told_in_a_sentence(model: nn.Module, loss: Any, message: str) -> None:
+    """Its memory is measured by a pass of the model: this failed first, and without a word on why."""
+    with pretended_gpu(), pytest.raises(EquidpError, match=message):
+        on_gpu(model, loss).run_steps(1)
+
+
+def test_a_model_that_fails_on_zeros_takes_whole_batches() -> None:
+    with pretended_gpu():
+        trainer = on_gpu(Divided(), whole=True)
+    assert trainer.physical_batch_size is None
+
+
+def test_the_state_of_a_run_on_a_gpu_is_refused_on_a_cpu_as_a_whole() -> None:
+    random = SeededRandom(1, "cpu")
+    state = random.state_dict() | {HOST: torch.get_rng_state(), "noise": torch.zeros(16, dtype=torch.uint8)}
+    with pytest.raises(EquidpError, match="on another device"):
+        random.load_state_dict(state)
+    with as_on_gpu():
+        one, other = (loop("cpu", seed, by_unit=False) for seed in (1, 2))
+    before = other.engine.flatten()
+    with pytest.raises(EquidpError, match="on another device"):
+        other.load_state_dict(one.state_dict() | {"random": state})
+    assert torch.equal(other.engine.flatten(), before)
 
 
 @pytest.mark.parametrize("by_unit", [False, True])

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -31,7 +31,7 @@ BLOCK = 2048
 MOST = 16  # the most tensors of one launch
 TILE = 1 << 12  # floats of a group of channels that one program reads at a time
 WIDE = 128  # the most rows and columns of a gradient that one program forms
-NARROW = 32  # the same for products with all digits (when a model is tried), which would else take too long to compile
+NARROW = 32  # the same for products with all digits, which compile slowly; and for rows on a B200, where 64 do not
 MOST_STAGES = 3  # the most blocks of pixels that a program loads ahead
 PROGRAMS = 1 << 9  # number of programs into which a weighted sum is cut if there are few tiles
 
@@ -291,9 +291,8 @@ def _weighted(
 
 
 def products() -> str:
-    """Return the present precision of products in cuDNN's convolutions: `tf32` or `ieee`."""
-    backend: Any = torch.backends.cudnn
-    return "tf32" if backend.conv.fp32_precision == "tf32" else "ieee"  # it is "none" if allow_tf32 is off
+    """Return the present precision of products in cuDNN's convolutions: `tf32` or `ieee` (torch may say `none`)."""
+    return "tf32" if cast(Any, torch.backends.cudnn).conv.fp32_precision == "tf32" else "ieee"
 
 
 @dataclass(frozen=True)
@@ -354,9 +353,11 @@ class Tiles:
         most = min(WIDE, NARROW) if self.precision == "ieee" else WIDE
         sides = (self.kernel.channels[1], self.kernel.fan_in)
         rows, columns = (min(max(triton.next_power_of_2(side), 16), most) for side in sides)
+        rows = min(rows, NARROW) if capability(self.images.device) == 10 else rows
         pixels = 32 if self.backprops.shape[2:].numel() > 16 else 16
         warps = 8 if rows * columns > WIDE * WIDE // 2 else 4
-        return Tile(rows, columns, pixels, warps, stages(self.images.device, 4 * pixels * (rows + columns)))
+        stages = min(MOST_STAGES, shared_memory(self.images.device) // (4 * pixels * (rows + columns)))
+        return Tile(rows, columns, pixels, warps, stages)
 
     def form(self, squares: Tensor, gradients: Tensor | None) -> None:
         """Write each tile's sum of squares to `squares [count, b]`, and gradients to `[b, numel]` if that is given."""
@@ -393,13 +394,12 @@ class Tiles:
 
     def _how(self) -> dict[str, Any]:
         pixels, tile = self.backprops.shape[2:], self.tile
-        whole = pixels == self.images.shape[2:]
         return {
             "BLOCKS": -(-pixels.numel() // tile.pixels),
             "OUT": tile.rows,
             "IN": tile.columns,
             "ACROSS": pixels[1],
-            "FLAT": self.kernel.size == (1, 1) and whole and not self.padded,
+            "FLAT": self.kernel.size == (1, 1) and pixels == self.images.shape[2:] and not self.padded,
             "TURNED": TURNED,
             "ALIGNED": math.gcd(pixels.numel(), 4),
             "ROWS": self.kernel.size[0],
@@ -413,17 +413,18 @@ class Tiles:
 
 
 @cache
+def capability(device: torch.device) -> int:
+    """Return the first number of the device's compute capability; 8 where there is no CUDA."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 8
+
+
+@cache
 def shared_memory(device: torch.device) -> int:
     """Return the most bytes of shared memory of a program; 0 if the device has no tensor cores for TF32."""
     if device.type != "cuda":
         return 1 << 17  # Triton's interpreter, or no kernels at all
     facts: Any = torch.cuda.get_device_properties(device)
     return int(facts.shared_memory_per_block_optin) if facts.major >= 8 else 0
-
-
-def stages(device: torch.device, size: int) -> int:
-    """Return how many blocks of pixels, of `size` bytes each, are loaded at once; 0 if tiles cannot be formed here."""
-    return min(MOST_STAGES, shared_memory(device) // size)
 
 
 @triton.jit

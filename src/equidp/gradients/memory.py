@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.gradients.layout import evaluating
+from equidp.gradients.misfit import FAILURES, OF_DEVICES
 from equidp.gradients.shape import public_rows
 
 SHARE = 0.6
@@ -80,7 +81,8 @@ def room_for(
     """Return whether a GPU has room for two steps, and the most records that fit at once.
 
     Recorded steps and others need memory of their own. The number is None if a whole batch fits, and on a CPU, whose
-    system can swap memory.
+    system can swap memory. It is None, too, for a model that fails on records of zeros: the first step explains the
+    error, unless the model takes real records.
 
     Args:
         model: on the device of the features.
@@ -97,7 +99,12 @@ def room_for(
         held = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
         free = max(0, free + torch.cuda.memory_reserved(device) - held - resident)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    kept = views * kept_per_record(model, features)
+    try:
+        kept = views * kept_per_record(model, features)
+    except OF_DEVICES:
+        raise
+    except FAILURES:
+        return False, None
     wanted = public_rows(batch_size, None)
     rows = rows_that_fit(free, trained, kept)
     return rows_that_fit(free // 2, trained, kept) >= wanted, rows if rows < wanted else None

@@ -20,6 +20,13 @@ from equidp.gradients.tape import Tape
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 """Errors that torch and models raise on records that they do not accept, or where a model has a mistake."""
 
+OF_DEVICES = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""Those of a device, for which neither records nor model are to blame."""
+
+ELSEWHERE = (
+    "A tensor of its own, or of yours that it uses, is on another device: let a layer hold it (register_buffer), or "
+    "bring it there (it.to(x.device))."
+)
 
 PARTS = "Their names are the arguments of the model's forward; without names they are in its order."
 
@@ -49,8 +56,7 @@ def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: 
             "A trained layer is called within torch.vmap (or another transform of torch.func), where nobody sees which "
             "record it is given: call it on all rows, which may be several of each record, as x.flatten(0, 1)."
         ) from error
-    # the records are not to blame for an error of the device; `set_deterministic` has its own message
-    passed_on = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "deterministic" in str(error)
+    passed_on = isinstance(error, OF_DEVICES) or "deterministic" in str(error)  # `fixed_order` has its own message
     some = features[: len(labels)]
     if sentence := "" if passed_on else _sentence(passes, some, labels) or _of_held(passes, some):
         raise EquidpError(sentence) from error
@@ -142,6 +148,8 @@ def _sentence(passes: BookKeeping, features: Tensor, labels: Tensor) -> str:
 def _of_model(error: Exception, features: Tensor) -> str:
     if _wants_more(error):
         return f"It is called with the features alone. Give all that it takes: {SEVERAL}."
+    if "same device" in str(error):
+        return ELSEWHERE
     if features.dtype != torch.float32:
         return "Most layers take float32: give features.float(), scaled by public bounds, or let the model do so."
     return "The records come first; the other sizes and the type must be its first layer's (of an Embedding: int64)."
@@ -150,6 +158,8 @@ def _of_model(error: Exception, features: Tensor) -> str:
 def _of_loss(error: Exception) -> str:
     if _wants_more(error):
         return "It is called with outputs and labels alone: put what else it takes beside the labels (torch.stack)."
+    if "same device" in str(error):
+        return ELSEWHERE
     return "Classes are [b] int64 from 0 to below the number of outputs, other labels float32 of the outputs' shape."
 
 

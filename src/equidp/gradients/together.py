@@ -88,6 +88,8 @@ class Together:
             found.append(self._of_rows())
         if self._gram:
             found.append(self._of_gram())
+        if not found:  # these losses depend on no trained parameter
+            found.append(self._like.new_zeros(self._records))
         total = found[0] if len(found) == 1 else torch.stack(found).sum(0)
         finite = total < torch.inf
         for values in (self._columns, self._gradients):
@@ -104,6 +106,7 @@ class Together:
 
     def weighted_sums(self, weights: Tensor) -> list[Tensor]:
         """Return Σ w_i g_i, a tensor `[numel]` for each parameter."""
+        weights = weights.to(self._like.dtype)  # a rule may give float64, or truth values
         found: dict[int, Tensor] = {}
         if self._vectors:
             first = self._places[id(self._vectors[0])][0]

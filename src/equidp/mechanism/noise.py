@@ -157,7 +157,8 @@ class SeededRandom:
         """
         if self.renewed:
             return
-        if not self._generators.keys() <= state.keys():
+        now = self.state_dict()
+        if any(name not in state or state[name].shape != own.shape for name, own in now.items()):
             raise EquidpError(
                 "The state is of a run without a seed, or on another device, whose random numbers were not kept: "
                 "continue it as it began."

@@ -27,11 +27,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equidp.accounting.plan import Plan, Segment
 from equidp.errors import first_line
@@ -130,6 +131,8 @@ class RecordedSteps:
         self._places = torch.arange(rows, device=device)
         self._infinite = torch.full((), torch.inf, device=device)
         self._passes = trainer.engine.passes.twin()
+        trained = set(map(id, trainer.engine.parameters))
+        self._holding = [layer for layer in trainer.model.modules() if any(id(t) not in trained for t in _held(layer))]
         self._of: object = None  # modes, hooks and forwards of the layers that were recorded
 
     def _objection(self) -> str:
@@ -260,9 +263,10 @@ class RecordedSteps:
         trainer = self._trainer
         moved = trainer.optimizer.param_groups if self._updates else []
         rules = [v if name != "params" else tuple(map(id, v)) for group in moved for name, v in group.items()]
-        # The key has the addresses of tensors that a recording reads or writes, because others may take their place.
+        # The key has the addresses of tensors that a recording reads or writes, because others may take their place: a
+        # model that goes to the CPU to be saved, and comes back, has its frozen weights and buffers elsewhere, too.
         # It has the noise multiplier that the step was charged with.
-        read = [*trainer.engine.parameters, *self._leaving()]
+        read = [*trainer.engine.parameters, *chain.from_iterable(map(_held, self._holding)), *self._leaving()]
         key = (trainer.sampling.noise(segment), segment.clip, *rules, *(tensor.data_ptr() for tensor in read))
         if key not in self._made:
             if len(self._made) == MOST:
@@ -404,3 +408,8 @@ class _State:
     public: dict[str, Tensor]
     noise: Tensor | None
     others: dict[str, Tensor]
+
+
+def _held(layer: nn.Module) -> list[Tensor]:
+    """Parameters and buffers of a layer without those of the layers in it."""
+    return [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]

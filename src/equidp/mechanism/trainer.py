@@ -429,6 +429,7 @@ class Trainer(Noising):
         if self.random.repeatable and self.steps_begun > taken:
             self.random.renew(-charged)  # later steps may have been seen: the same noise on other sums would cancel
         state = copy.deepcopy(dict(state))
+        self.random.load_state_dict(state["random"])  # first, because it refuses the state of another device
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
         self.model.load_state_dict(state["model"])
         numbered = {int(k): v for k, v in state["optimizer"]["state"].items()}
@@ -436,7 +437,6 @@ class Trainer(Noising):
         device = self.population.device
         self.public, self.shown = moved(state["public"], device), dict(state["shown"])
         self.tell_objective()
-        self.random.load_state_dict(state["random"])
         self._tossed.asked = True  # the state may hold coins that were asked for earlier
         if not self.random.renewed:
             set_global_random(state.get("global_random", {}), device)

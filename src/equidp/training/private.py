@@ -75,7 +75,7 @@ def make_private(
             tuple. `trainer.model` is then a `Packed`, which takes them as they are. Each item of a dataset is read
             once, so it must draw nothing at random. If `Examples` have units, units are protected. Otherwise each row
             is protected alone, and a record that is there twice counts twice. How many there are is public.
-        loss: `(outputs [b, …], labels [b, …]) -> [b]`, the loss of each record.
+        loss: `(outputs [b, …], labels [b, …]) -> [b]`, the loss of each record. A module goes to the model's device.
         algorithm: a registry name with `options`, or an algorithm of your own; a private one, for your model.
         epsilon: a target, for which the noise is solved; give this or `noise_multiplier`.
         noise_multiplier: σ, the noise.
@@ -128,6 +128,8 @@ def make_private(
     network = rewritten(model if train.packing is None else Packed(model, train.packing))
     refuse_odd_records(network, loss, train.features, train.labels)
     network = network.to(place)
+    if isinstance(loss, nn.Module):  # it may hold weights of classes
+        loss = loss.to(place)
     views = 1 if augmentation is None else augmentation.views
     with GLOBAL_RANDOM:
         torch.manual_seed(secrets.randbits(63) if seed is None else derived_seed(seed, "dropout"))
