@@ -892,3 +892,28 @@ def test_a_record_whose_gradient_is_a_number_by_others_alone_is_found() -> None:
         GradientEngine(nn.Sequential(NoNumberBesideItself(), nn.Linear(6, 3)), cross_entropy).norms(
             torch.randn(4, 6), torch.arange(4) % 3
         )
+
+
+@pytest.mark.parametrize("drawing", [lambda x: x + torch.randn_like(x), lambda x: F.dropout(x, 0.5)])
+def test_a_division_by_the_size_of_the_batch_is_found_behind_numbers_that_are_always_drawn(
+    drawing: Callable[[Tensor], Tensor],
+) -> None:
+    """As a VAE's that also draws in evaluation mode: one record less lengthens all gradients."""
+    torch.manual_seed(0)
+    with pytest.raises(EquidpError, match="changes with the other records of its batch"):
+        GradientEngine(By(drawing), lambda *given: cross_entropy(*given) / len(given[0])).norms(
+            torch.randn(8, 6), torch.arange(8) % 3
+        )
+
+
+class Shortened(nn.Module):
+    """Divides by the number of records, in training alone."""
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return outputs / len(outputs) if self.training else outputs
+
+
+def test_a_division_in_training_alone_is_found_behind_dropout() -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5), Shortened())
+    with pytest.raises(EquidpError, match="changes with the other records of its batch"):
+        GradientEngine(model, cross_entropy).norms(torch.randn(8, 6), torch.arange(8) % 3)
