@@ -65,22 +65,21 @@ MIDDLE = 0.5
 """The number that takes the place of those drawn, if no other is given."""
 
 REDRAWN = 8
-"""At most so many times whole numbers are drawn anew, until others come."""
+"""At most so many times numbers are drawn anew, until others come."""
 
 
 class Drawing(TorchFunctionMode):
     """Within this mode: one number takes the place of what torch's functions draw, and dropout keeps everything.
 
-    What TorchScript draws remains as drawn, and so do whole numbers, except that they are drawn anew for a number above
-    a half.
+    What TorchScript draws, whole numbers, and what torch samples of further laws (Beta) remain as drawn.
 
     Args:
         passes: their device's generators count.
-        by: the number; above a half, dropout remains.
+        by: the number; above a half, dropout remains. None: all numbers are drawn anew, and dropout remains.
         only: which of the calls that draw; None for all.
     """
 
-    def __init__(self, passes: BookKeeping, by: float = MIDDLE, only: Collection[int] | None = None) -> None:
+    def __init__(self, passes: BookKeeping, by: float | None = MIDDLE, only: Collection[int] | None = None) -> None:
         super().__init__()
         self.sizes: list[int] = []
         """How many numbers each call has drawn."""
@@ -97,22 +96,22 @@ class Drawing(TorchFunctionMode):
         found = func(*args, **named)
         if not isinstance(found, Tensor) or generators(self._passes).equal(before) or not self._chosen(found):
             return found
-        if name in DRAWING and found.is_floating_point():
-            with torch.no_grad():
-                return found.fill_(self._by)
-        if self._by > MIDDLE and not found.is_floating_point():
+        if self._by is None:
             first = found.clone()
             with drawn_apart(self._passes):  # so that later calls draw what they would have drawn
                 for _ in range(REDRAWN):
                     if not (found := func(*args, **named)).equal(first):
                         break
+        elif name in DRAWING and found.is_floating_point():
+            with torch.no_grad():
+                found.fill_(self._by)
         return found
 
     def _dropped(self, func: Callable[..., Any], args: list[Any], named: dict[str, Any], at: int, name: str) -> Any:
         given = named.get("input", named.get("query", args[0] if args else None))
         off = named.get("training", named.get("train", args[2] if at == 1 and len(args) > 2 else True)) is False
         chance = args[at] if len(args) > at else named.get(name, 0.0 if at > 1 else MIDDLE)
-        if not off and chance and self._chosen(given) and self._by <= MIDDLE:
+        if not off and chance and self._chosen(given) and self._by is not None and self._by <= MIDDLE:
             if len(args) > at:
                 args[at] = 0.0
             else:
