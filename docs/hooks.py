@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-FORMULAS = ("algorithms", "privacy", "tuning", "extending")
+FORMULAS = ("algorithms", "privacy", "tuning", "extending", "parts", "sharp-edges")
 """How the pages' names begin that have any."""
 
 INDEX = re.compile(

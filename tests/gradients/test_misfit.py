@@ -14,6 +14,7 @@ from equidp.errors import EquidpError
 from equidp.gradients import probe
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.misfit import raise_told, refuse_odd_records
+from equidp.gradients.rewriting import rewritten
 
 FEATURES = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 1, 0, 1, 0])
@@ -179,6 +180,24 @@ def test_a_layer_that_changes_what_its_class_computes_is_told_of_its_forward() -
     engine = GradientEngine(nn.Sequential(Centred(2, 3, 2), nn.Flatten()), nn.CrossEntropyLoss(reduction="none"))
     with pytest.raises(EquidpError, match=r"'0\.weight' are not those of the loss.*a `forward` of its own"):
         engine.norms(torch.randn(4, 2, 2), torch.arange(4) % 3)
+
+
+def test_a_first_state_that_is_learnt_is_told_which_dimension_is_for_the_records() -> None:
+    class Begun(nn.Module):
+        def __init__(self, first: bool) -> None:
+            super().__init__()
+            self.first, self.state = first, nn.Parameter(torch.ones(1, 1, 4))
+            self.layer, self.out = rewritten(nn.GRU(3, 4, batch_first=True)), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            wide = self.state.expand(len(x), 1, -1).transpose(0, 1) if self.first else self.state.expand(-1, len(x), -1)
+            found: Tensor = self.out(self.layer(x, wide)[0][:, -1])
+            return found
+
+    features, labels = torch.randn(4, 5, 3), torch.arange(4) % 2
+    GradientEngine(Begun(first=True), nn.CrossEntropyLoss(reduction="none")).norms(features, labels)
+    with pytest.raises(EquidpError, match=r"parameter 'state' are not.*along its first dimension.*transpose behind"):
+        GradientEngine(Begun(first=False), nn.CrossEntropyLoss(reduction="none")).norms(features, labels)
 
 
 def test_records_are_tried_as_copies_of_them() -> None:

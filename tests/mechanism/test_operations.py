@@ -23,6 +23,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema
 from equidp.gradients import fused
 from equidp.gradients.products import Products
+from equidp.gradients.recurrence import recur
 from equidp.gradients.rounding import norms_of
 from equidp.gradients.standardised import Standardisation, Standardised
 from equidp.gradients.terms import Vectors
@@ -130,6 +131,22 @@ def test_a_resnet50_takes_half_as_many_again_as_sgd(by_kernels: bool) -> None:
 
     sgd = launches("sgd", network(), schema, 64)
     assert launches("dpsgd", network(), schema, 64) <= (1.15 if by_kernels else 1.5) * sgd
+
+
+@pytest.mark.parametrize(("kind", "most"), [("LSTM", 14), ("LSTM, keep first", 14), ("GRU", 9), ("RNN_TANH", 5)])
+def test_a_recurrence_takes_few_operations_for_each_word(kind: str, most: int) -> None:
+    """Forth and back; what is computed for all words at once does not count."""
+
+    def of_words(count: int) -> int:
+        from_state = nn.Linear(8, 8 * {"GRU": 3, "RNN_TANH": 1}.get(kind, 4), device=META)
+        inputs = torch.empty(4, count, from_state.out_features, device=META, requires_grad=True)
+        begin = torch.zeros(4, 8, device=META)
+        with Operations() as operations:
+            states, _ = recur(kind, inputs, from_state, (begin, begin))
+            states.sum().backward()
+        return operations.launches
+
+    assert of_words(30) - of_words(20) == 10 * most
 
 
 @pytest.mark.parametrize("positions", [96, 128])

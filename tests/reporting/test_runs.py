@@ -60,6 +60,16 @@ def test_settings_are_numbers_and_options_are_those_of_the_runs_own_algorithm(tr
     assert chart.data[1].y[0] == pytest.approx(0.795)
 
 
+def test_tunings_and_audits_are_no_trainings(tracked):
+    """They have an algorithm's tag and no metrics.json, of which MLflow made an error in its own words."""
+    others = pd.DataFrame({"run_id": ["t"], "tags.algorithm": ["dpsgd"], "tags.seed": ["0"], "metrics.epsilon": [8.0]})
+    every = pd.concat([tracked.assign(**{"tags.private": ["false", *["true"] * 3, None]}), others], ignore_index=True)
+    assert list(runs_frame(every)["algorithm"]) == ["sgd", "dpsgd", "dpsgd_f", "dpsgd_f"]
+    asked: list[str] = []
+    group_costs(every, "sex", lambda run: asked.append(run) or document(run))
+    assert "t" not in asked
+
+
 def test_costs_come_once_per_run_and_group(tracked):
     costs = group_costs(tracked, "sex", document)
     assert len(costs) == 5  # one is undefined, and the baseline has none

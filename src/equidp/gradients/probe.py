@@ -38,6 +38,7 @@ from equidp.gradients.precision import as_precise_as_norms, spoiling
 from equidp.gradients.refusals import changed, refuse_batch_statistics, same
 from equidp.gradients.remembered import remembered
 from equidp.gradients.shares import scripted
+from equidp.gradients.sites import held
 from equidp.gradients.varied import varied
 
 RECORDS = 2
@@ -393,24 +394,30 @@ def _refuse_unreached(passes: BookKeeping, unreached: Sequence[nn.Parameter], ex
 
 
 def _compare_sums(passes: BookKeeping, features: Tensor, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
-    names = {p: name for name, p in passes.model.named_parameters()}
     sizes = [p.numel() for p in passes.parameters]
     allowed = TOLERANCE[passes.precision]
-    for parameter, mine, true in zip(passes.parameters, ours.split(sizes), expected.split(sizes), strict=True):
-        # measured by the records' norms as well, because their sum may cancel
-        if (mine - true).norm() > allowed * (true.norm() + 0.1 * norms.sum()):
-            if halved_by_itself(passes, features):
-                raise EquidpError(
-                    "The model turns torch.autocast on in its own forward, where gradients have too few digits to be "
-                    'held to autograd\'s: leave it out there, and give precision="bf16" (training.precision=bf16), '
-                    "which runs the whole model under it."
-                )
-            raise EquidpError(
-                f"The per-record gradients of parameter {names[parameter]!r} are not those of the loss. Let it be used "
-                "only by the layer that owns it, and let that layer be called by its name; give a layer that computes "
-                "another thing than its class of torch's a `forward` of its own; let the loss of a record depend on "
-                "that record alone, and on no loss that was computed before."
-            )
+    found = zip(passes.parameters, ours.split(sizes), expected.split(sizes), strict=True)
+    # measured by the records' norms as well, because their sum may cancel
+    wrong = [p for p, mine, true in found if (mine - true).norm() > allowed * (true.norm() + 0.1 * norms.sum())]
+    if not wrong:
+        return
+    if halved_by_itself(passes, features):
+        raise EquidpError(
+            "The model turns torch.autocast on in its own forward, where gradients have too few digits to be "
+            'held to autograd\'s: leave it out there, and give precision="bf16" (training.precision=bf16), '
+            "which runs the whole model under it."
+        )
+    names = {p: name for name, p in passes.model.named_parameters()}
+    copied = {p for site in passes.sites if site.rule is held for p in site.parameters.values()}
+    advice = (
+        "Every record is given its own copy of it, along its first dimension: let that one be the records', "
+        "expand(len(x), …), and transpose behind that, as for a recurrence's first state."
+        if copied.issuperset(wrong)
+        else "Let it be used only by the layer that owns it, and let that layer be called by its name; give a layer "
+        "that computes another thing than its class of torch's a `forward` of its own; let the loss of a record depend "
+        "on that record alone, and on no loss that was computed before."
+    )
+    raise EquidpError(f"The per-record gradients of parameter {names[wrong[0]]!r} are not those of the loss. {advice}")
 
 
 def _compare_norms(passes: BookKeeping, together: Tensor, alone: Tensor, share: float = 1.0) -> None:

@@ -10,9 +10,9 @@ every step, and so it does for `torch.jit.trace`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -88,22 +88,22 @@ def recur(kind: str, inputs: Tensor, from_state: nn.Module, start: Pair) -> Pair
     """Return states `[b, L, h]` and the last cell `[b, h]` of a recurrence in one direction.
 
     Args:
-        kind: one of `ALL_STEPS`.
+        kind: one of `KINDS`.
         inputs: `[b, L, n·h]`, what the first map gives.
         from_state: the second map, from h to n·h.
         start: state and cell `[b, h]` before the first step.
     """
+    steps, function, one_step = KINDS[kind]
     # an adapter, say, stands beside it; or TorchScript, which cannot hold a function with a derivative of its own
     if type(from_state) is not nn.Linear or "forward" in vars(from_state) or torch.jit.is_tracing():
-        return _one_by_one(ONE_STEP[kind], inputs, from_state, start)
-    steps, function = ALL_STEPS[kind]
+        return _one_by_one(one_step, inputs, from_state, start)
     state, cell = (one.to(inputs.dtype) for one in start)
     weight = from_state.weight.detach().to(inputs.dtype)
     bias = None if from_state.bias is None else from_state.bias.detach().to(inputs.dtype)
     with torch.no_grad():
-        kept = steps(inputs.detach(), state.detach(), cell.detach(), weight.t(), bias)
-        before = torch.stack([state.detach(), *kept[: inputs.shape[1] - 1]], 1)
-    found: Pair = function.apply(inputs, from_state(before), state, cell, weight, *kept)
+        states, *kept = steps(inputs.detach(), state.detach(), cell.detach(), weight.t(), bias)
+        before = torch.cat([state.detach().unsqueeze(1), states[:, :-1]], 1)
+    found: Pair = function.apply(inputs, from_state(before), state, cell, weight, states, *kept)
     return found
 
 
@@ -118,7 +118,7 @@ KEEP_FIRST: Order = (1, 0, 3, 2)
 def _lstm(
     inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Tensor | None, order: Order = TORCHS
 ) -> list[Tensor]:
-    """Return the states `[b, h]` of all steps, then all gates `[b, 4, h]`, candidates and cells `[b, h]`.
+    """Return states `[b, L, h]`, gates `[L, b, 4h]`, candidates, cells with the first one, and their tanh, `[L, b, h]`.
 
     Args:
         inputs: `[b, L, 4h]`, what the first map gives.
@@ -128,17 +128,21 @@ def _lstm(
         bias: `[4h]`, of the second map.
         order: of the gates and the candidate.
     """
-    states, gates, candidates, cells = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+    kept: list[tuple[Tensor, ...]] = []
+    cells = [cell]
     for given in inputs.unbind(1):
-        total = _total(given, state, weight, bias).unflatten(1, (4, -1))
-        gates.append(total.sigmoid())  # the candidate's is not used
-        candidates.append(total.select(1, order[2]).tanh())
-        write, keep, _, show = _sorted(gates[-1].unbind(1), order)
-        cell = torch.addcmul(keep * cell, write, candidates[-1])
-        state = show * cell.tanh()
-        states.append(state)
+        total = _total(given, state, weight, bias)
+        gates = total.sigmoid()  # the candidate's is not used
+        candidate = total.chunk(4, 1)[order[2]].tanh()
+        write, keep, _, show = _sorted(gates.chunk(4, 1), order)
+        cell = torch.addcmul(keep * cell, write, candidate)
+        shown = cell.tanh()
+        state = show * shown
+        kept.append((state, gates, candidate, shown))
         cells.append(cell)
-    return [*states, *gates, *candidates, *cells]
+    states, *others = zip(*kept, strict=True)
+    gates, candidates, shown = map(torch.stack, others)
+    return [torch.stack(states, 1), gates, candidates, torch.stack(cells), shown]
 
 
 class _Lstm(torch.autograd.Function):
@@ -149,34 +153,33 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def forward(inputs: Tensor, mapped: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
-        return torch.stack(kept[: inputs.shape[1]], 1), kept[-1].clone()
+        return kept[0].clone(), kept[3][-1].clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
-        steps = inputs[0].shape[1]
-        kept = inputs[4], *inputs[5 + steps : 5 + 3 * steps], inputs[3], *inputs[5 + 3 * steps :]
-        ctx.save_for_backward(output[1], *kept)
+        ctx.save_for_backward(output[1], inputs[4], *inputs[6:])
         ctx.set_materialize_grads(False)
 
     @classmethod
     def backward(cls, ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
-        end, weight, *kept = ctx.saved_tensors
-        steps, places = len(kept) // 3, sorted(range(4), key=cls.order.__getitem__)
-        gates, candidates, cells = kept[:steps], kept[steps : 2 * steps], kept[2 * steps :]
-        backs, to_state = list[Tensor](), torch.zeros_like(cells[0])
-        to_cell = to_state if to_cell is None else to_cell
-        for step, given in reversed(list(enumerate(_by_step(to_states, to_state, steps)))):
-            write, keep, _, show = _sorted(gates[step].unbind(1), cls.order)
-            candidate, shown = candidates[step], cells[step + 1].tanh()
-            to_state = given + to_state
-            to_cell = to_cell + _through_tanh(to_state * show, shown)
-            to_write, to_keep = _through_gate(to_cell * candidate, write), _through_gate(to_cell * cells[step], keep)
-            to_candidate, to_show = _through_tanh(to_cell * write, candidate), _through_gate(to_state * shown, show)
-            found = to_write, to_keep, to_candidate, to_show
-            backs.append(torch.cat([found[place] for place in places], 1))
-            to_state, to_cell = backs[-1] @ weight, to_cell * keep
-        back = torch.stack(backs[::-1], 1)
-        return *_once(end, back, back, to_state, to_cell), None, *[None] * (4 * steps)
+        end, weight, gates, candidates, cells, shown = ctx.saved_tensors
+        # What a step multiplies its gradients with is known before the first one, and computed for all steps at once.
+        write, keep, _, show = _sorted(gates.chunk(4, 2), cls.order)
+        of_show, zeros = _through_gate(shown, show), torch.zeros_like(shown)
+        of_gates = _through_gate(candidates, write), _through_gate(cells[:-1], keep), _through_tanh(write, candidates)
+        places = sorted(range(4), key=cls.order.__getitem__)
+        by_cell = torch.stack([(*of_gates, zeros)[place] for place in places], 2)
+        factors = [every.unbind() for every in (_through_tanh(show, shown), by_cell, of_show, keep)]
+        to_state, given = _by_step(to_states, zeros[0], len(zeros))
+        to_cell, backs = zeros[0] if to_cell is None else to_cell, list[Tensor]()
+        for earlier, of_cell, from_cell, from_state, passed in _backwards(given, *factors):
+            to_cell = torch.addcmul(to_cell, to_state, of_cell)
+            back = to_cell.unsqueeze(1) * from_cell
+            back.select(1, cls.order[3]).add_(to_state * from_state)
+            backs.append(back.flatten(1))
+            to_state, to_cell = torch.addmm(earlier, backs[-1], weight), to_cell * passed
+        found = torch.stack(backs[::-1], 1)
+        return *_once(end, found, found, to_state, to_cell), None, *[None] * 5
 
 
 class _KeepFirst(_Lstm):
@@ -190,21 +193,22 @@ def _sorted(parts: Sequence[Tensor], order: Order) -> tuple[Tensor, ...]:
 
 
 def _gru(inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-    """Return the states `[b, h]` of all steps, then what the gates and candidates were computed of.
+    """Return states `[b, L, h]`, reset and keep `[L, b, 2h]`, candidates, and the second map's part, `[L, b, h]`.
 
-    These are for each step reset and keep, the candidate, and the second map's part of it, `[b, h]` each. Arguments as
-    of `_lstm`, with 3h in place of 4h; the cell is not used.
+    Arguments as of `_lstm`, with 3h in place of 4h; the cell is not used.
     """
-    states, kept = list[Tensor](), list[Tensor]()
+    kept: list[tuple[Tensor, ...]] = []
+    gated = 2 * state.shape[1]
     for given in inputs.unbind(1):
         mapped = state @ weight if bias is None else torch.addmm(bias, state, weight)
-        (reset, keep, candidate), (reset_, keep_, part) = given.chunk(3, 1), mapped.chunk(3, 1)
-        reset, keep = (reset + reset_).sigmoid(), (keep + keep_).sigmoid()
-        candidate = torch.addcmul(candidate, reset, part).tanh()
+        gates = (given[:, :gated] + mapped[:, :gated]).sigmoid()
+        reset, keep = gates.chunk(2, 1)
+        part = mapped[:, gated:]
+        candidate = torch.addcmul(given[:, gated:], reset, part).tanh()
         state = torch.lerp(candidate, state, keep)
-        states.append(state)
-        kept += [reset, keep, candidate, part]
-    return [*states, *kept]
+        kept.append((state, gates, candidate, part))
+    states, *others = zip(*kept, strict=True)
+    return [torch.stack(states, 1), *map(torch.stack, others)]
 
 
 class _Gru(torch.autograd.Function):
@@ -214,41 +218,43 @@ class _Gru(torch.autograd.Function):
 
     @staticmethod
     def forward(inputs: Tensor, mapped: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *kept: Tensor) -> Pair:
-        return torch.stack(kept[: inputs.shape[1]], 1), cell.clone()
+        return kept[0].clone(), cell.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
-        steps = inputs[0].shape[1]
-        ctx.save_for_backward(output[1], inputs[4], inputs[2], *inputs[5 : 4 + steps], *inputs[5 + steps :])
+        ctx.save_for_backward(output[1], inputs[2], *inputs[4:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
-        end, weight, *kept = ctx.saved_tensors
-        steps = len(kept) // 5
-        inward, backs, to_state = list[Tensor](), list[Tensor](), torch.zeros_like(kept[0])
-        for step, given in reversed(list(enumerate(_by_step(to_states, to_state, steps)))):
-            reset, keep, candidate, part = kept[steps + 4 * step : steps + 4 * step + 4]
-            to_state = given + to_state
-            to_candidate = _through_tanh(to_state * (1 - keep), candidate)
-            to_keep = _through_gate(to_state * (kept[step] - candidate), keep)
-            to_reset = _through_gate(to_candidate * part, reset)
-            inward.append(torch.cat([to_reset, to_keep, to_candidate], 1))
-            backs.append(torch.cat([to_reset, to_keep, to_candidate * reset], 1))
-            to_state = torch.addmm(to_state * keep, backs[-1], weight)
-        found = torch.stack(inward[::-1], 1), torch.stack(backs[::-1], 1)
-        return *_once(end, *found, to_state, to_cell), None, *[None] * (5 * steps)
+        end, state, weight, states, gates, candidates, part = ctx.saved_tensors
+        reset, keep = gates.chunk(2, 2)
+        before = torch.stack([state, *states.unbind(1)[:-1]])
+        of_candidate = _through_tanh(1 - keep, candidates)
+        of_keep = _through_gate(before - candidates, keep)
+        of_reset = _through_gate(of_candidate * part, reset)
+        factors = torch.stack([of_reset, of_keep, of_candidate * reset], 2).unbind()
+        to_state, given = _by_step(to_states, torch.zeros_like(state), len(factors))
+        to_all, backs = list[Tensor](), list[Tensor]()
+        for earlier, factor, passed in _backwards(given, factors, keep.unbind()):
+            back = (to_state.unsqueeze(1) * factor).flatten(1)
+            to_all.append(to_state)
+            to_state = torch.addmm(torch.addcmul(earlier, to_state, passed), back, weight)
+            backs.append(back)
+        found, of_all = torch.stack(backs[::-1], 1), torch.stack(to_all[::-1])
+        inward = torch.cat([found[..., : gates.shape[2]], (of_all * of_candidate).transpose(0, 1)], 2)
+        return *_once(end, inward, found, to_state, to_cell), None, *[None] * 4
 
 
 def _rnn(
     inputs: Tensor, state: Tensor, cell: Tensor, weight: Tensor, bias: Tensor | None, bend: Bend = torch.tanh
 ) -> list[Tensor]:
-    """Return the states `[b, h]` of all steps. Arguments as of `_lstm`, with h in place of 4h; the cell is not used."""
+    """Return states `[b, L, h]`. Arguments as of `_lstm`, with h in place of 4h; the cell is not used."""
     states = list[Tensor]()
     for given in inputs.unbind(1):
         state = bend(_total(given, state, weight, bias))
         states.append(state)
-    return states
+    return [torch.stack(states, 1)]
 
 
 class _Rnn(torch.autograd.Function):
@@ -262,8 +268,8 @@ class _Rnn(torch.autograd.Function):
         return _through_tanh(back, state)
 
     @staticmethod
-    def forward(inputs: Tensor, mapped: Tensor, state: Tensor, cell: Tensor, weight: Tensor, *states: Tensor) -> Pair:
-        return torch.stack(states, 1), cell.clone()
+    def forward(inputs: Tensor, mapped: Tensor, state: Tensor, cell: Tensor, weight: Tensor, states: Tensor) -> Pair:
+        return states.clone(), cell.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
@@ -272,13 +278,15 @@ class _Rnn(torch.autograd.Function):
 
     @classmethod
     def backward(cls, ctx: Any, to_states: Tensor | None, to_cell: Tensor | None) -> tuple[Tensor | None, ...]:
-        end, weight, *states = ctx.saved_tensors
-        backs, to_state = list[Tensor](), torch.zeros_like(states[0])
-        for state, given in zip(reversed(states), reversed(_by_step(to_states, to_state, len(states))), strict=True):
-            backs.append(cls.through(given + to_state, state))
-            to_state = backs[-1] @ weight
-        back = torch.stack(backs[::-1], 1)
-        return *_once(end, back, back, to_state, to_cell), None, *[None] * len(states)
+        end, weight, states = ctx.saved_tensors
+        each = states.unbind(1)
+        to_state, given = _by_step(to_states, torch.zeros_like(each[0]), len(each))
+        backs = list[Tensor]()
+        for earlier, state in _backwards(given, each):
+            backs.append(cls.through(to_state, state))
+            to_state = torch.addmm(earlier, backs[-1], weight)
+        found = torch.stack(backs[::-1], 1)
+        return *_once(end, found, found, to_state, to_cell), None, None
 
 
 class _ReluRnn(_Rnn):
@@ -325,25 +333,26 @@ def _once(end: Tensor, *backs: Tensor | None) -> Sequence[Tensor | None]:
 
 def _total(given: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Add up what both maps give for a step."""
-    return torch.addmm(given, state, weight) if bias is None else torch.addmm(bias, state, weight) + given
+    return torch.addmm(given, state, weight) if bias is None else torch.addmm(bias, state, weight).add_(given)
 
 
-def _by_step(to_states: Tensor | None, zero: Tensor, steps: int) -> Sequence[Tensor]:
-    """Return the gradients `[b, h]` that arrive at each state; None stands for zeros, where no state is used."""
-    return [zero] * steps if to_states is None else to_states.unbind(1)
+def _backwards(*of_steps: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Return what belongs to each step, from the last step to the first."""
+    return zip(*map(reversed, of_steps), strict=True)
+
+
+def _by_step(to_states: Tensor | None, zero: Tensor, steps: int) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return the gradient `[b, h]` that arrives at the last state, and those at the states before each step.
+
+    Where no state is used, `to_states` is None, and all are `zero`. So is the one before the first step, as the state
+    that begins is no output.
+    """
+    given = [zero] * steps if to_states is None else to_states.unbind(1)
+    return given[-1], [zero, *given[:-1]]
 
 
 _through_gate, _through_tanh = torch.ops.aten.sigmoid_backward.default, torch.ops.aten.tanh_backward.default
 """The gradient at the input of σ or tanh, from the one at its output and from the output."""
-
-ALL_STEPS: dict[str, tuple[Callable[..., list[Tensor]], type[torch.autograd.Function]]] = {
-    "LSTM": (_lstm, _Lstm),
-    "LSTM, keep first": (partial(_lstm, order=KEEP_FIRST), _KeepFirst),
-    "GRU": (_gru, _Gru),
-    "RNN_TANH": (_rnn, _Rnn),
-    "RNN_RELU": (partial(_rnn, bend=torch.relu), _ReluRnn),
-}
-"""By the kind, mostly torch's name of it: what computes the steps, and the function that has their derivative."""
 
 
 def _one_by_one(step: Step, inputs: Tensor, from_state: nn.Module, at: Pair) -> Pair:
@@ -368,11 +377,27 @@ def _gru_step(inputs: Tensor, before: Tensor, at: Pair) -> Pair:
     return (1 - kept) * new + kept * at[0], at[1]
 
 
-ONE_STEP: dict[str, Step] = {
-    "LSTM": _lstm_step,
-    "LSTM, keep first": partial(_lstm_step, order=KEEP_FIRST),
-    "GRU": _gru_step,
-    "RNN_TANH": lambda inputs, before, at: ((inputs + before).tanh(), at[1]),
-    "RNN_RELU": lambda inputs, before, at: ((inputs + before).relu(), at[1]),
+class Kind(NamedTuple):
+    """A kind of recurrence.
+
+    Attributes:
+        steps: computes all steps without autograd; the states `[b, L, h]`, and what the derivative needs.
+        function: has their derivative.
+        one_step: state and cell after a step, from what both maps give and from those before it.
+    """
+
+    steps: Callable[..., list[Tensor]]
+    function: type[torch.autograd.Function]
+    one_step: Step
+
+
+KINDS: Mapping[str, Kind] = {
+    "LSTM": Kind(_lstm, _Lstm, _lstm_step),
+    "LSTM, keep first": Kind(partial(_lstm, order=KEEP_FIRST), _KeepFirst, partial(_lstm_step, order=KEEP_FIRST)),
+    "GRU": Kind(_gru, _Gru, _gru_step),
+    "RNN_TANH": Kind(_rnn, _Rnn, lambda inputs, before, at: ((inputs + before).tanh(), at[1])),
+    "RNN_RELU": Kind(
+        partial(_rnn, bend=torch.relu), _ReluRnn, lambda inputs, before, at: ((inputs + before).relu(), at[1])
+    ),
 }
-"""By the kind, as above: state and cell after a step, from what both maps give and from those before it."""
+"""By torch's name; "LSTM, keep first" has another order of gates."""

@@ -21,8 +21,9 @@ def runs_frame(tracked: pd.DataFrame) -> pd.DataFrame:
     """One row per run: `algorithm`, `dataset`, `seed`, `epsilon`, `noise_multiplier`, overall metrics, settings.
 
     Args:
-        tracked: the result of `mlflow.search_runs()`. Runs that have not finished and runs without an algorithm's tag
-            are left out. If a seed was run again with the same settings, the newest run is taken.
+        tracked: the result of `mlflow.search_runs()`. Runs that have not finished and runs that are no training
+            (tunings, audits, a sweep's means) are left out. If a seed was run again with the same settings, the newest
+            run is taken.
 
     Returns:
         Test metrics under their names, settings under their dotted names (also the baseline's options, because costs
@@ -31,6 +32,7 @@ def runs_frame(tracked: pd.DataFrame) -> pd.DataFrame:
     """
     mine = tracked[tracked["tags.algorithm"].notna()] if "tags.algorithm" in tracked else tracked.iloc[:0]
     mine = mine[mine["tags.summary"].isna()] if "tags.summary" in mine else mine  # without a sweep's runs of means
+    mine = mine[mine["tags.private"].notna()] if "tags.private" in mine else mine  # only a training has this tag
     mine = _newest(mine[mine["status"] == "FINISHED"] if "status" in mine else mine)
     columns = {"algorithm": mine.get("tags.algorithm"), "dataset": mine.get("tags.dataset")}
     columns |= {"raw_fingerprint": mine.get("tags.raw_fingerprint")}
