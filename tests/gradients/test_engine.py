@@ -894,6 +894,25 @@ def test_positions_are_told_the_shape_that_has_a_rule_and_have_it_there(check) -
     assert GradientEngine(Placed(1, 4, 6), cross_entropy).norms(torch.randn(5, 4, 6), torch.arange(5) % 3).all()
 
 
+class Rescaled(nn.Module):
+    """Channels that are scaled beside dropout, as in torchvision's ConvNeXt, whose blocks are left out by chance."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.layer_scale, self.dropout = nn.Parameter(torch.rand(shape)), nn.Dropout()
+        self.inner, self.last = nn.Conv2d(2, 6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.dropout(self.layer_scale * self.inner(x)).mean((2, 3)))
+
+
+def test_a_layers_scale_is_told_the_shape_that_has_a_rule_and_has_it_there(check) -> None:
+    advice = r"or multiplies them entry by entry, it is enough to give it the shape \[1, 6, 1, 1\]\."
+    with pytest.warns(UserWarning, match=advice):
+        GradientEngine(Rescaled(6, 1, 1), cross_entropy)
+    check(Rescaled(1, 6, 1, 1).eval(), torch.randn(5, 2, 4, 4))
+
+
 class Headed(nn.Module):
     """A token of its own before those of each record."""
 

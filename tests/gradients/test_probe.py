@@ -892,3 +892,78 @@ def test_a_record_whose_gradient_is_a_number_by_others_alone_is_found() -> None:
         GradientEngine(nn.Sequential(NoNumberBesideItself(), nn.Linear(6, 3)), cross_entropy).norms(
             torch.randn(4, 6), torch.arange(4) % 3
         )
+
+
+def _dropped_layer(outputs: Tensor, chance: float) -> Tensor:
+    """As layerdrop of transformers does it."""
+    return 0 * outputs if torch.rand([]) < chance else outputs
+
+
+SHARED: list[Callable[[Tensor], Tensor]] = [
+    lambda outputs: outputs * torch.empty(1, 1).bernoulli_(0.5),  # as StochasticDepth(0.5, "batch")
+    lambda outputs: _dropped_layer(outputs, 0.1),
+    lambda outputs: _dropped_layer(F.dropout(outputs, 0.1), 0.1),
+    lambda outputs: outputs + F.dropout(torch.ones(6), 0.1),
+    lambda outputs: outputs @ (torch.eye(6) + 0.1 * torch.randn(6, 6)),
+    lambda outputs: outputs[:, torch.randperm(6)],
+    lambda outputs: outputs.roll(int(torch.randint(6, ())), 1),
+    lambda outputs: outputs.roll(int(torch.empty(1).uniform_(2, 5).item()), 1),  # as torchvision's transforms draw
+    lambda outputs: outputs * torch.distributions.Beta(1.0, 1.0).sample(),
+]
+
+
+@pytest.mark.parametrize("drawing", SHARED)
+def test_a_coin_that_records_share_is_found_as_passes_have_other_coins(drawing: Callable[[Tensor], Tensor]) -> None:
+    """A record less moves one record of every further pass under another coin.
+
+    However one couples the coins of both runs, 16 records in passes of two then moved the sum by 2.8 times its bound.
+    """
+    torch.manual_seed(0)
+    engine = GradientEngine(By(drawing), cross_entropy)
+    engine.in_pieces = True
+    with pytest.raises(EquidpError, match="numbers that all records of a pass share"):
+        engine.norms(torch.randn(8, 6), torch.arange(8) % 3)
+
+
+OF_EACH: list[Callable[[Tensor], Tensor]] = [
+    lambda outputs: outputs * torch.empty(len(outputs), 1).bernoulli_(0.5),
+    lambda outputs: _dropped_layer(outputs, 0.0),  # drawn, and never below 0: as in BART as it comes
+    lambda outputs: F.dropout(outputs.T, 0.5).T,
+    lambda outputs: F.dropout(outputs.clone(), 0.5, True, True),
+    lambda outputs: torch.stack([row * torch.rand([]) for row in outputs]),
+    lambda outputs: torch.distributions.Normal(outputs, 1.0).rsample(),
+    F.gumbel_softmax,
+]
+
+
+@pytest.mark.parametrize("drawing", OF_EACH)
+def test_numbers_that_are_drawn_for_each_record_are_accepted(drawing: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    engine = GradientEngine(By(drawing), cross_entropy)
+    engine.in_pieces = True
+    assert engine.norms(torch.randn(8, 6), torch.arange(8) % 3).shape == (8,)
+
+
+@pytest.mark.parametrize("drawing", [lambda x: x + torch.randn_like(x), lambda x: F.dropout(x, 0.5)])
+def test_a_division_by_the_size_of_the_batch_is_found_behind_numbers_that_are_always_drawn(
+    drawing: Callable[[Tensor], Tensor],
+) -> None:
+    """As a VAE's that also draws in evaluation mode: one record less lengthens all gradients."""
+    torch.manual_seed(0)
+    with pytest.raises(EquidpError, match="changes with the other records of its batch"):
+        GradientEngine(By(drawing), lambda *given: cross_entropy(*given) / len(given[0])).norms(
+            torch.randn(8, 6), torch.arange(8) % 3
+        )
+
+
+class Shortened(nn.Module):
+    """Divides by the number of records, in training alone."""
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return outputs / len(outputs) if self.training else outputs
+
+
+def test_a_division_in_training_alone_is_found_behind_dropout() -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5), Shortened())
+    with pytest.raises(EquidpError, match="changes with the other records of its batch"):
+        GradientEngine(model, cross_entropy).norms(torch.randn(8, 6), torch.arange(8) % 3)

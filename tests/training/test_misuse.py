@@ -967,3 +967,31 @@ def test_a_layer_of_opacus_is_refused_by_what_to_give_instead() -> None:
     kind = type("DPLSTM", (nn.Linear,), {"__module__": "opacus.layers.dp_rnn"})
     with pytest.raises(EquidpError, match=r"'1' \(DPLSTM\) is one of Opacus's.*torch's own nn\.LSTM"):
         trainer_of(model=nn.Sequential(nn.Linear(4, 4), kind(4, 2)))
+
+
+class Skipping(nn.Module):
+    """Leaves a layer out for a whole pass, by one coin, as layerdrop does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        values = self.first(features)
+        return self.last(values if self.training and torch.rand([]) < 0.3 else torch.tanh(self.middle(values)))
+
+
+@pytest.mark.parametrize(
+    "asked", [{"physical_batch_size": 16}, {"seed": None}, {"algorithm": "asc", "classes": 2}, {"algorithm": "dpis"}]
+)
+def test_a_coin_for_a_whole_pass_is_refused_where_a_step_takes_several(asked: dict[str, Any]) -> None:
+    given = {"noise_multiplier": None, "epsilon": 3.0} if "algorithm" in asked else {}
+    trainer = trainer_of(model=Skipping(), **(asked | given))
+    with pytest.raises(EquidpError, match=r"all records of a pass share.*mode='row'"):
+        trainer.run_steps(1)
+
+
+def test_a_coin_for_a_whole_pass_is_one_for_all_where_a_step_takes_one() -> None:
+    trainer = trainer_of(model=Skipping())
+    trainer.run_steps(2)
+    assert trainer.steps_done == 2

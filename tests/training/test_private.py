@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
@@ -64,11 +64,22 @@ class Turned(Items):
         return FEATURES[i].flip(0) if torch.rand(()) < 0.5 else FEATURES[i], int(LABELS[i])
 
 
+class Blended(Items):
+    """Blends a few records, the last ones, with others: as mixup that is only for a rare class."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        other = FEATURES[int(torch.randint(300, ()))] if i > 250 else FEATURES[i]
+        return FEATURES[i] + other, int(LABELS[i])
+
+
 class Stream(IterableDataset[tuple[Tensor, int]]):
     """One record after the other."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         return zip(FEATURES, LABELS.tolist(), strict=True)
+
+
+STREAM = Stream()
 
 
 def network() -> nn.Module:
@@ -333,6 +344,8 @@ def test_views_of_other_records_are_refused(views: Augmentation, features: Tenso
         (ConcatDataset([EVERY, Subset(EVERY, [7])]), 0, "ConcatDataset has items more than once"),
         (DataLoader(Items()), 0, "give the dataset of the DataLoader, `loader.dataset`"),
         (Turned(), 0, "The dataset draws at random"),
+        (Blended(), 0, "The dataset draws at random"),
+        (ChainDataset([STREAM, STREAM]), 0, "ChainDataset has items more than once"),
     ],
 )
 def test_data_without_labels_are_refused(data: Any, classes: int, words: str) -> None:

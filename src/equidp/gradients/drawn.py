@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.system.threads import GLOBAL_RANDOM
@@ -32,3 +34,91 @@ def generators(passes: BookKeeping) -> Tensor:
     """Return the state of the generators that the model may draw from."""
     states = [torch.get_rng_state()]
     return torch.cat([*states, torch.cuda.get_rng_state(passes.device)] if passes.device.type == "cuda" else states)
+
+
+def seeded_norms(
+    passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None
+) -> Tensor:
+    """Return the norms `[b]` (or `[U]`) of a model that draws from generators of this seed."""
+    reseed(passes, seed)
+    return passes.norms(features.clone(), labels.clone(), owners=owners)  # copies: a model may write into its records
+
+
+def draws(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
+    """Whether the model draws random numbers."""
+    reseed(passes, seed)
+    undrawn = generators(passes)
+    passes.norms(features.clone(), labels.clone())
+    return not generators(passes).equal(undrawn)
+
+
+DRAWING = frozenset(
+    {"rand", "rand_like", "randn", "randn_like", "normal", "bernoulli"}
+    | {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "uniform_"}
+)
+"""Functions of torch that return the numbers they have drawn, where these are no whole numbers."""
+
+CHANCE = {"scaled_dot_product_attention": (4, "dropout_p")}
+"""Where a function takes the chance of dropout, by place and name, if not second, as `p`."""
+
+MIDDLE = 0.5
+"""The number that takes the place of those drawn, if no other is given."""
+
+REDRAWN = 8
+"""At most so many times numbers are drawn anew, until others come."""
+
+
+class Drawing(TorchFunctionMode):
+    """Within this mode: one number takes the place of what torch's functions draw, and dropout keeps everything.
+
+    What TorchScript draws, whole numbers, and what torch samples of further laws (Beta) remain as drawn.
+
+    Args:
+        passes: their device's generators count.
+        by: the number; above a half, dropout remains. None: all numbers are drawn anew, and dropout remains.
+        only: which of the calls that draw; None for all.
+    """
+
+    def __init__(self, passes: BookKeeping, by: float | None = MIDDLE, only: Collection[int] | None = None) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        """How many numbers each call has drawn."""
+        self._passes, self._by, self._only = passes, by, only
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return what the function returns, with other numbers in the place of those drawn."""
+        name, named = getattr(func, "__name__", ""), dict(kwargs or {})
+        if name in CHANCE or "dropout" in name:
+            return self._dropped(func, list(args), named, *CHANCE.get(name, (1, "p")))
+        before = generators(self._passes)
+        found = func(*args, **named)
+        if not isinstance(found, Tensor) or generators(self._passes).equal(before) or not self._chosen(found):
+            return found
+        if self._by is None:
+            first = found.clone()
+            with drawn_apart(self._passes):  # so that later calls draw what they would have drawn
+                for _ in range(REDRAWN):
+                    if not (found := func(*args, **named)).equal(first):
+                        break
+        elif name in DRAWING and found.is_floating_point():
+            with torch.no_grad():
+                found.fill_(self._by)
+        return found
+
+    def _dropped(self, func: Callable[..., Any], args: list[Any], named: dict[str, Any], at: int, name: str) -> Any:
+        given = named.get("input", named.get("query", args[0] if args else None))
+        off = named.get("training", named.get("train", args[2] if at == 1 and len(args) > 2 else True)) is False
+        chance = args[at] if len(args) > at else named.get(name, 0.0 if at > 1 else MIDDLE)
+        if not off and chance and self._chosen(given) and self._by is not None and self._by <= MIDDLE:
+            if len(args) > at:
+                args[at] = 0.0
+            else:
+                named[name] = 0.0
+        return func(*args, **named)
+
+    def _chosen(self, drawn: Any) -> bool:
+        """Note a call that draws so many numbers; whether they are to be replaced."""
+        self.sizes.append(drawn.numel())
+        return self._only is None or len(self.sizes) - 1 in self._only

@@ -26,6 +26,7 @@ from equidp.gradients.probe import SEVERAL, look_again, probe
 from equidp.gradients.recording import Recorder, Recordings
 from equidp.gradients.refusals import Trained
 from equidp.gradients.shape import FixedRows, padded, weighed_nothing
+from equidp.gradients.shared import refuse_shared_draws
 from equidp.gradients.shares import WholeShares
 from equidp.gradients.used import of_others
 
@@ -96,6 +97,8 @@ class GradientEngine:
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
         self.autocast_kind = self.passes.autocast_kind
         self.rows, self.exact = rows, exact
+        self.in_pieces = rows is not None
+        """Whether the records of one batch may come in several passes, so that they must share no random numbers."""
         self._shares = WholeShares(model, loss)
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
@@ -227,6 +230,8 @@ class GradientEngine:
                 tried = probe(self.passes, first, labels, others=self._others)
                 if tried and self._others:
                     refuse_counted(self.passes, first[:2], labels[:2])
+                if tried > 1 and self.in_pieces:
+                    refuse_shared_draws(self.passes, first[:SEVERAL], labels[:SEVERAL])
                 if tried > 1 and self._others and self.exact:
                     compare_digits(self.passes, self._computed, first, labels)
                 self._tried = tried

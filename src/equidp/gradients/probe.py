@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 from equidp.gradients.blocks import Asking
-from equidp.gradients.bookkeeping import BookKeeping
-from equidp.gradients.drawn import drawn_apart, generators, reseed
+from equidp.gradients.bookkeeping import NOTHING, BookKeeping
+from equidp.gradients.drawn import Drawing, drawn_apart, draws, reseed, seeded_norms
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
 from equidp.gradients.precision import as_precise_as_norms, spoiling
@@ -93,7 +93,7 @@ def _probed(passes: BookKeeping, features: Tensor, labels: Tensor, two: list[int
             _compare_first(passes, features, labels, seed, set_back)
         if not _found_sound(passes, features[two], labels[two], seed):
             # the gradients of these two are not finite; those of other records may be
-            finite = _norms(passes, features, labels, seed).isfinite()
+            finite = seeded_norms(passes, features, labels, seed).isfinite()
             if not finite.any():
                 return 0
             two = _first_two(features, labels, finite)
@@ -123,16 +123,16 @@ def _compare_first(
         set_back()
         with contextlib.suppress(*FAILURES):  # the model does not accept such records
             passes.norms(some.clone(), theirs.clone())
-        found.append(_norms(passes, features, labels, seed))
+        found.append(seeded_norms(passes, features, labels, seed))
     after_one, after_nobody = found
     _compare_norms(passes, after_one, after_nobody, share=0.01)
     for place in sorted({0, len(features) - 1}):  # at least one of the two is not the record with the largest number
         one, its = features[place : place + 1], labels[place : place + 1]
         with contextlib.suppress(*FAILURES):  # the model does not accept a record alone
-            after_all = _norms(passes, one, its, seed)
+            after_all = seeded_norms(passes, one, its, seed)
             set_back()
-            _compare_norms(passes, after_all, _norms(passes, one, its, seed), share=0.01)
-        _norms(passes, features, labels, seed)
+            _compare_norms(passes, after_all, seeded_norms(passes, one, its, seed), share=0.01)
+        seeded_norms(passes, features, labels, seed)
 
 
 def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: int) -> None:
@@ -193,31 +193,31 @@ def nearby(passes: BookKeeping) -> Tensor:
 def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
     """Try two records, or one; return False if their gradients are not finite, so that nothing was tried."""
     before = _kept_now(passes)
-    norms = _norms(passes, features, labels, seed)
+    norms = seeded_norms(passes, features, labels, seed)
     _compare_kept(passes, before)
     if passes.blocks:
         _try_blocks(passes, features, labels, seed)
-        norms = _norms(passes, features, labels, seed)
+        norms = seeded_norms(passes, features, labels, seed)
     unreached = set(passes.without_gradient())
     ours = passes.weighted_sum(torch.ones_like(norms))
     expected = _by_autograd(passes, features, labels, seed)
-    if unreached and _draws(passes, features, labels, seed):  # the model may leave out a layer by chance
+    if unreached and draws(passes, features, labels, seed):  # the model may leave out a layer by chance
         for draw in range(1, DRAWS):
-            _norms(passes, features, labels, seed + draw)
+            seeded_norms(passes, features, labels, seed + draw)
             unreached &= set(passes.without_gradient())
     _refuse_unreached(passes, [p for p in passes.parameters if p in unreached], expected)
     if not (norms.isfinite().all() and expected.isfinite().all()):
         return False
     _compare_sums(passes, features, ours, expected, norms)
     if len(features) == RECORDS:
-        for draw in range(DRAWS if _draws(passes, features, labels, seed) else 1):
+        for draw in range(DRAWS if draws(passes, features, labels, seed) else 1):
             _compare_beside(passes, features, labels, seed + draw)
         with _undrawn(passes, features, labels, seed) as together:
             if together is not None:
-                alone = [_norms(passes, features[i : i + 1], labels[i : i + 1], seed) for i in range(RECORDS)]
+                alone = [seeded_norms(passes, features[i : i + 1], labels[i : i + 1], seed) for i in range(RECORDS)]
                 _compare_norms(passes, together, torch.cat(alone))
     # a model that remembers records, however slowly, has seen others by now, or the same ones again
-    _compare_norms(passes, norms, _norms(passes, features, labels, seed), share=0.01)
+    _compare_norms(passes, norms, seeded_norms(passes, features, labels, seed), share=0.01)
     if len(features) == RECORDS:
         twice, owners = torch.tensor([[0, 1, 0], [0, 1, 1]], device=features.device)
         _compare_each(passes, features, labels, seed)
@@ -238,10 +238,10 @@ def _try_blocks(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int
             "out."
         )
     one, two = features[:1], torch.cat([features[:1], torch.zeros_like(features[:1])])
-    _norms(passes, one, labels[:1], seed)
+    seeded_norms(passes, one, labels[:1], seed)
     _ask_nothing(passes, features, labels, seed)
     with contextlib.suppress(*FAILURES), _undrawn(passes, two, labels[[0, 0]], seed) as together:
-        if together is not None and not _close(passes, together[:1], _norms(passes, one, labels[:1], seed)):
+        if together is not None and not close(passes, together[:1], seeded_norms(passes, one, labels[:1], seed)):
             raise EquidpError(
                 f"Layer {passes.blocks.first!r} sees several rows of each record along the first dimension, and not "
                 "one record's after another's: let it, as x.flatten(0, 1) of [b, windows, …] does; else records must "
@@ -253,7 +253,7 @@ def _ask_nothing(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
     """Refuse a layer of several rows a record if torch was asked before for a size that numbers in records decide."""
     with Asking() as passes.blocks.asking:
         try:
-            _norms(passes, features, labels, seed)
+            seeded_norms(passes, features, labels, seed)
         finally:
             passes.blocks.asking = None
 
@@ -264,7 +264,7 @@ def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed
     _compare_beside(passes, some, labels, seed)
     with _undrawn(passes, some, labels, seed) as together:
         if together is not None:
-            _compare_norms(passes, together, _norms(passes, some.flip(0), labels.flip(0), seed).flip(0))
+            _compare_norms(passes, together, seeded_norms(passes, some.flip(0), labels.flip(0), seed).flip(0))
 
 
 def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, apart: int = 1) -> None:
@@ -275,7 +275,7 @@ def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed:
     """
     if not _changed_beside(passes, features, labels, seed, apart):
         return
-    if _draws(passes, features, labels, seed):
+    if draws(passes, features, labels, seed):
         with evaluating(passes.model):
             by_chance = not _changed_beside(passes, features, labels, seed, apart)
         if by_chance:
@@ -288,12 +288,12 @@ def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed:
 
 
 def _changed_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, apart: int) -> bool:
-    together, places = _norms(passes, features, labels, seed), torch.arange(len(features), device=features.device)
+    together, places = seeded_norms(passes, features, labels, seed), torch.arange(len(features), device=features.device)
     second = places // apart % 2
     for kept in range(2):
         taken = (places + apart * (kept - second)).clamp(max=len(places) - 1)
-        beside = _norms(passes, features[taken], labels[taken], seed)
-        if not _close(passes, together[taken == places], beside[taken == places]):
+        beside = seeded_norms(passes, features[taken], labels[taken], seed)
+        if not close(passes, together[taken == places], beside[taken == places]):
             return True
     return False
 
@@ -302,26 +302,25 @@ def _changed_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed:
 def _undrawn(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> Iterator[Tensor | None]:
     """Yield the norms of the model without its random numbers, which differ with a record's place in the batch.
 
-    A model that draws is put into evaluation mode; None if it still draws there.
+    One number takes the place of all that are seen (`Drawing`). Where others are left, the model is also put into
+    evaluation mode; None if it still draws there.
     """
-    with evaluating(passes.model) if _draws(passes, features, labels, seed) else contextlib.nullcontext():
-        first, second = (_norms(passes, features, labels, seed + draw) for draw in (0, 1))
-        yield first if _close(passes, first, second) else None
-
-
-def _draws(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
-    """Whether the model draws random numbers."""
-    reseed(passes, seed)
-    undrawn = generators(passes)
-    passes.norms(features.clone(), labels.clone())
-    return not generators(passes).equal(undrawn)
+    drawn = draws(passes, features, labels, seed)
+    for evaluated in (False, True) if drawn else (False,):
+        with evaluating(passes.model) if evaluated else NOTHING, Drawing(passes) if drawn else NOTHING:
+            first, second = (seeded_norms(passes, features, labels, seed + draw) for draw in (0, 1))
+            # what a frozen layer drops, and nobody sees, may move norms by next to nothing: then they must be the same
+            if first.equal(second) if drawn and not evaluated else close(passes, first, second):
+                yield first
+                return
+    yield None
 
 
 def _compare_each(
     passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None
 ) -> None:
     """Compare the gradient of every record (or unit) and its norm with those of autograd."""
-    norms = _norms(passes, features, labels, seed, owners)
+    norms = seeded_norms(passes, features, labels, seed, owners)
     alone = torch.ones_like(norms).diag()
     ours, larger = [passes.weighted_sum(one) for one in alone], passes.overstatement()
     expected = [_by_autograd(passes, features, labels, seed, owners, one) for one in alone]
@@ -357,11 +356,6 @@ def _by_autograd(
         raise EquidpError(
             f"What a layer of the model needs again is changed in place after use ({reason}); copy it first."
         ) from error
-
-
-def _norms(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> Tensor:
-    reseed(passes, seed)
-    return passes.norms(features.clone(), labels.clone(), owners=owners)  # copies: a model may write into its records
 
 
 def _kept(passes: BookKeeping) -> Iterator[tuple[str, Tensor]]:
@@ -427,7 +421,7 @@ def _compare_sums(passes: BookKeeping, features: Tensor, ours: Tensor, expected:
 
 
 def _compare_norms(passes: BookKeeping, together: Tensor, alone: Tensor, share: float = 1.0) -> None:
-    if not _close(passes, together, alone, share):
+    if not close(passes, together, alone, share):
         raise _mixed()
 
 
@@ -439,10 +433,11 @@ def _mixed() -> EquidpError:
     )
 
 
-def _close(passes: BookKeeping, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
+def close(passes: BookKeeping, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
+    """Whether norms `[b]` of the same records agree, up to rounding."""
     finite = norms.isfinite()
     # among many records some may have almost no gradient, only rounding, so the mean norm is the measure
     floor, share = (1e-6, share) if len(norms) <= RECORDS else (norms[finite].mean(), 0.1)
-    close = (norms - others).abs() <= share * TOLERANCE[passes.precision] * (norms + floor)
-    # asks for "close", not "different": NaN is neither, and counts as equal only where both are not finite
-    return bool((close | ~(finite | others.isfinite())).all())
+    near = (norms - others).abs() <= share * TOLERANCE[passes.precision] * (norms + floor)
+    # asks for "near", not "different": NaN is neither, and counts as equal only where both are not finite
+    return bool((near | ~(finite | others.isfinite())).all())

@@ -162,7 +162,10 @@ def _as_held(layer: nn.Module) -> str:
         return ""
     name, parameter = own[0]
     shape = [1, *parameter.shape]
-    return f" If {name} is added to every record's values, as positions are, it is enough to give it the shape {shape}."
+    return (
+        f" If {name} is added to every record's values, as positions are, or multiplies them entry by entry, it is "
+        f"enough to give it the shape {shape}."
+    )
 
 
 def _level_of_the_caller() -> int:

@@ -127,6 +127,12 @@ class Looking:
         """How many units this process draws on average; a public number."""
         return self.plan.batch_size
 
+    def in_pieces(self) -> bool:
+        """Whether private records may come in several passes: chunks of a batch, or of all units that are looked at."""
+        looked_at = not self.algorithm.acceptance.always or self.algorithm.sampler.budget(self.plan) is not None
+        cut = self.engine.rows is not None or self.physical_batch_size is not None
+        return self.algorithm.private and (cut or looked_at)
+
     def chunks(self, draw: Draw, size: int | None = None) -> list[Draw]:
         """Split a draw into chunks, which pass through the model one after another.
 

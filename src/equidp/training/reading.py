@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    ChainDataset,
     ConcatDataset,
     DataLoader,
     Dataset,
@@ -35,7 +36,7 @@ READ_AT_ONCE = 1024
 """How many items of a dataset are joined to tensors at once."""
 
 READ_TWICE = 32
-"""How many items are read again, to see whether they are the same."""
+"""How many items, all over the dataset, are read again, to see whether they are the same."""
 
 
 def examples_of(data: Data) -> Examples:
@@ -67,17 +68,19 @@ def examples_of(data: Data) -> Examples:
     read = list(DataLoader(items, batch_size=READ_AT_ONCE, collate_fn=joined))
     if not read:
         raise EquidpError("The dataset has no items.")
-    if not isinstance(data, IterableDataset):
-        again = next(iter(DataLoader(items, batch_size=READ_TWICE, collate_fn=joined)))
-        if not all(same(first[: len(second)], second) for first, second in zip(read[0], again, strict=True)):
-            raise EquidpError(
-                "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "
-                "transforms out; for flips and crops give `augmentation`."
-            )
     columns = tuple(zip(*read, strict=True))
     for what, parts in zip(("features", "label"), columns, strict=True):
         _refuse_ragged(what, [part[0] for part in parts])
     features, labels = map(torch.cat, columns)
+    if not isinstance(data, IterableDataset):
+        # all over it: rare classes, which are the ones that transforms are for, may come last
+        some = sorted({at * len(labels) // READ_TWICE for at in range(READ_TWICE)})
+        again = joined([items[at] for at in some])
+        if not all(map(same, (features[some], labels[some]), again)):
+            raise EquidpError(
+                "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "
+                "transforms out; for flips and crops give `augmentation`."
+            )
     # Python's floats have become float64
     labels = labels.float() if labels.dtype == torch.float64 else labels
     return Examples(features, labels, packing=joined.packing)
@@ -85,9 +88,13 @@ def examples_of(data: Data) -> Examples:
 
 def _refuse_repeated(data: object) -> None:
     """Refuse items that a dataset of torch's has more than once: the copies would add the bound several times."""
-    if not isinstance(data, Subset | ConcatDataset):
+    if isinstance(data, ChainDataset):
+        sources: list[Any] = list(map(id, data.datasets))
+    elif isinstance(data, Subset | ConcatDataset):
+        sources = [_source(data, item) for item in range(len(data))]
+    else:
         return
-    if len({_source(data, item) for item in range(len(data))}) < len(data):
+    if len(set(sources)) < len(sources):
         raise EquidpError(
             f"The {type(data).__name__} has items more than once, and each row is protected alone: so often one record "
             "would add its bound. Leave copies out, or give the rows of one record the same number, in "
