@@ -32,8 +32,8 @@ g ≤ Δ·2⁻¹⁶/√d this costs 3·10⁻⁵ of noise.
 *Rounding before the sum is released.* The engine forms the sum in float32, so that removing a record can move it by
 Δ·(1 + ρ), where ρ depends on how the other records' digits are rounded. The noise is therefore made for
 Δ·(1 + 2⁻⁸) + 2g·√d. By the inequality above, with r = ρ + g·√d/Δ, it covers ρ ≤ 2⁻⁸/√2 = 2.7·10⁻³, alone and in two
-releases together. The largest ρ that was measured is 1.6·10⁻³, for 65,536 records that agree (docs/threat-model.md
-lists all). This is a margin above what was seen, and no bound that was derived.
+releases together. The largest ρ that was measured is 1.6·10⁻³, for 65,536 records that agree (docs/rounding.md lists
+all). This is a margin above what was seen, and no bound that was derived.
 
 The 2²⁵⁶ choices of four integers fall on pairs of values of Z. With d ≤ 10⁹ and σ ≤ 100, each pair no longer than six
 standard deviations comes about in more than 2¹⁵⁰ ways. Turning the released number into float32 afterwards is
