@@ -38,7 +38,7 @@ def test_the_site_builds_with_every_warning_an_error(tmp_path: Path) -> None:
 
 ASKED = {
     "What is my ε": ("privacy.md", "at most a factor e^ε"),
-    "My csv has missing values": ("tables.md#what-values-mean", "the constant for a missing number"),
+    "My csv has missing values": ("declare.md#what-values-mean", "the constant for a missing number"),
     "Which algorithm?": ("choosing.md", "| your data | begin with |"),
     "Can I publish the table": ("privacy.md#what-may-go-out", "tables (`table.csv`) as they are"),
     "My network from timm": ("pretrained.md", 'network: "hf:'),

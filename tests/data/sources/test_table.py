@@ -304,7 +304,7 @@ def test_encode_takes_rows_with_the_declared_names(tmp_path: Path) -> None:
 
 
 def test_the_example_in_the_docs_is_a_valid_declaration() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "declare.md").read_text()
     preset = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["presets"]["clinic"]
     data = preset["data"]
     schema = source(data["source"], data["options"]).schema
