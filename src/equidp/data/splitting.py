@@ -1,7 +1,7 @@
 """Splitting: which records are for training, for testing or public, and which classes are made rare. Pure and seeded.
 
 By hash, each record's part depends on that record alone (`membership`). By strata the parts have exact sizes, but one
-more record changes the draw of its whole stratum (docs/datasets.md).
+more record changes the draw of its whole stratum (docs/splits.md).
 """
 
 from __future__ import annotations
