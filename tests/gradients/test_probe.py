@@ -927,6 +927,22 @@ def test_a_coin_that_records_share_is_found_as_passes_have_other_coins(drawing: 
         engine.norms(torch.randn(8, 6), torch.arange(8) % 3)
 
 
+def _kept_half(outputs: Tensor) -> Tensor:
+    """As DINOv2 leaves a layer out: for a part of the batch, by a permutation."""
+    chosen = torch.randperm(len(outputs))[: len(outputs) // 2]
+    return outputs.index_add(0, chosen, outputs[chosen].tanh())
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_part_of_the_batch_that_a_permutation_chooses_is_found(in_pieces: bool) -> None:
+    """One record less has another choose: even given the random numbers, others' gradients are others."""
+    torch.manual_seed(0)
+    engine = GradientEngine(By(_kept_half), cross_entropy)
+    engine.in_pieces = in_pieces
+    with pytest.raises(EquidpError, match="a permutation of the records of a batch"):
+        engine.norms(torch.randn(8, 6), torch.arange(8) % 3)
+
+
 OF_EACH: list[Callable[[Tensor], Tensor]] = [
     lambda outputs: outputs * torch.empty(len(outputs), 1).bernoulli_(0.5),
     lambda outputs: _dropped_layer(outputs, 0.0),  # drawn, and never below 0: as in BART as it comes

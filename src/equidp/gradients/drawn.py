@@ -84,6 +84,8 @@ class Drawing(TorchFunctionMode):
         super().__init__()
         self.sizes: list[float] = []
         """How many numbers each call has drawn; NaN, which is like no other, if `torch.vmap` draws for each row."""
+        self.permutations: set[int] = set()
+        """Which of the calls have drawn a permutation."""
         self._passes, self._by, self._only = passes, by, only
 
     def __torch_function__(
@@ -95,7 +97,11 @@ class Drawing(TorchFunctionMode):
             return self._dropped(func, list(args), named, *CHANCE.get(name, (1, "p")))
         before = generators(self._passes)
         found = func(*args, **named)
-        if not isinstance(found, Tensor) or generators(self._passes).equal(before) or not self._chosen(found):
+        if not isinstance(found, Tensor) or generators(self._passes).equal(before):
+            return found
+        if name == "randperm":
+            self.permutations.add(len(self.sizes))
+        if not self._chosen(found):
             return found
         if self._by is None:
             first = found.clone()
