@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -909,6 +910,7 @@ SHARED: list[Callable[[Tensor], Tensor]] = [
     lambda outputs: outputs.roll(int(torch.randint(6, ())), 1),
     lambda outputs: outputs.roll(int(torch.empty(1).uniform_(2, 5).item()), 1),  # as torchvision's transforms draw
     lambda outputs: outputs * torch.distributions.Beta(1.0, 1.0).sample(),
+    torch.vmap(partial(F.dropout, p=0.1), randomness="same"),
 ]
 
 
@@ -925,6 +927,22 @@ def test_a_coin_that_records_share_is_found_as_passes_have_other_coins(drawing: 
         engine.norms(torch.randn(8, 6), torch.arange(8) % 3)
 
 
+def _kept_half(outputs: Tensor) -> Tensor:
+    """As DINOv2 leaves a layer out: for a part of the batch, by a permutation."""
+    chosen = torch.randperm(len(outputs))[: len(outputs) // 2]
+    return outputs.index_add(0, chosen, outputs[chosen].tanh())
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_part_of_the_batch_that_a_permutation_chooses_is_found(in_pieces: bool) -> None:
+    """One record less has another choose: even given the random numbers, others' gradients are others."""
+    torch.manual_seed(0)
+    engine = GradientEngine(By(_kept_half), cross_entropy)
+    engine.in_pieces = in_pieces
+    with pytest.raises(EquidpError, match="a permutation of the records of a batch"):
+        engine.norms(torch.randn(8, 6), torch.arange(8) % 3)
+
+
 OF_EACH: list[Callable[[Tensor], Tensor]] = [
     lambda outputs: outputs * torch.empty(len(outputs), 1).bernoulli_(0.5),
     lambda outputs: _dropped_layer(outputs, 0.0),  # drawn, and never below 0: as in BART as it comes
@@ -933,6 +951,9 @@ OF_EACH: list[Callable[[Tensor], Tensor]] = [
     lambda outputs: torch.stack([row * torch.rand([]) for row in outputs]),
     lambda outputs: torch.distributions.Normal(outputs, 1.0).rsample(),
     F.gumbel_softmax,
+    torch.vmap(partial(F.dropout, p=0.5), randomness="different"),
+    torch.vmap(lambda row: row * torch.rand(1), randomness="different"),
+    torch.vmap(lambda row: row + F.dropout(torch.ones(6)) * torch.randint(1, 3, ()), randomness="different"),
 ]
 
 
@@ -941,6 +962,12 @@ def test_numbers_that_are_drawn_for_each_record_are_accepted(drawing: Callable[[
     torch.manual_seed(0)
     engine = GradientEngine(By(drawing), cross_entropy)
     engine.in_pieces = True
+    assert engine.norms(torch.randn(8, 6), torch.arange(8) % 3).shape == (8,)
+
+
+def test_draws_that_move_a_norm_as_little_by_chance_as_none_are_no_mixing_of_records() -> None:
+    torch.manual_seed(2)  # with which the norms of both records are close in two draws, and not in a third
+    engine = GradientEngine(By(lambda outputs: outputs + 0.02 * F.gumbel_softmax(outputs)), cross_entropy)
     assert engine.norms(torch.randn(8, 6), torch.arange(8) % 3).shape == (8,)
 
 

@@ -121,6 +121,17 @@ def test_gradients_through_all_steps_are_autograds_for_inputs_states_and_weights
     torch.testing.assert_close(*norms, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn of relu both ways, two layers"])
+def test_many_inputs_may_begin_with_one_state_within_vmap(name: str) -> None:
+    theirs = LAYERS[name]()
+    ours, values = rewritten(copy.deepcopy(theirs)), torch.randn(2, 3, 5, 4)
+    begin = torch.randn(theirs.num_layers * (1 + theirs.bidirectional), values.shape[1 + (not theirs.batch_first)], 6)
+    begin = begin[..., : theirs.hidden_size]
+    start = (begin, begin) if isinstance(theirs, nn.LSTM) else begin
+    found = torch.vmap(lambda x: ours(x, start)[0])(values)
+    torch.testing.assert_close(found, torch.stack([theirs(x, start)[0] for x in values]))
+
+
 def test_the_last_cell_alone_has_its_gradient_too() -> None:
     theirs = nn.LSTM(4, 6, batch_first=True)
     ours, x = rewritten(copy.deepcopy(theirs)), torch.randn(3, 5, 4, requires_grad=True)

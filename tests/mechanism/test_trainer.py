@@ -8,6 +8,7 @@ import dataclasses
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -177,6 +178,34 @@ class TestLoopOfOnesOwn:
             forgetting.optimizer.zero_grad()
             forgetting.run_steps(1)
         assert torch.equal(run.engine.flatten(), forgetting.engine.flatten())
+
+    def test_a_step_that_accelerate_holds_back_is_not_charged(self) -> None:
+        """It was charged, and its noised gradient was thrown away."""
+        run = trainer(records())
+        # what `Accelerator.prepare` gives has this, and `accumulate` sets it
+        held: Any = SimpleNamespace(sync_gradients=False)
+        vars(run.optimizer)["gradient_state"] = held
+        with pytest.raises(EquidpError, match=r"Leave accumulate out; `physical_batch_size` passes a batch in parts"):
+            run.run_steps(1)
+        assert not run.ledger.events
+        held.sync_gradients = True
+        run.run_steps(1)
+        assert run.ledger.count == 1
+
+    def test_a_state_that_is_refused_leaves_the_trainer_as_it_was(self) -> None:
+        """The random numbers of another model's run had been taken over, so that noise could come again."""
+        run, larger = trainer(records()), trainer(records(), model=nn.Linear(4, 3))
+        run.run_steps(2)
+        larger.run_steps(1)
+        before = run.state_dict()
+        for other, words in (
+            (larger.state_dict(), r"of another model: 'weight' is in one of them alone, or has another shape"),
+            ({"state": before}, r"no 'steps_done': give what trainer\.state_dict\(\) has returned"),
+        ):
+            with pytest.raises(EquidpError, match=words):
+                run.load_state_dict(other)
+            for name in ("random", "model", "steps_done"):
+                torch.testing.assert_close(run.state_dict()[name], before[name], rtol=0, atol=0)
 
     def test_a_continuation_that_forgot_the_ledger_is_refused(self) -> None:
         first, again = trainer(records(), epochs=2), trainer(records(), epochs=2)

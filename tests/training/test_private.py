@@ -32,6 +32,7 @@ from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.reporting.privacy_report import privacy_report
 from equidp.training import make_private, plan_run, spent, statement
+from equidp.training.reading import examples_of
 
 pytestmark = pytest.mark.usefixtures("coarse")
 
@@ -346,11 +347,32 @@ def test_views_of_other_records_are_refused(views: Augmentation, features: Tenso
         (Turned(), 0, "The dataset draws at random"),
         (Blended(), 0, "The dataset draws at random"),
         (ChainDataset([STREAM, STREAM]), 0, "ChainDataset has items more than once"),
+        (ChainDataset([STREAM, ChainDataset([STREAM])]), 0, "ChainDataset has items more than once"),
     ],
 )
 def test_data_without_labels_are_refused(data: Any, classes: int, words: str) -> None:
     with pytest.raises(EquidpError, match=words):
         make_private(network(), data, LOSS, **ASKED, classes=classes, seed=0)
+
+
+class ByLists(Dataset[Any]):
+    """Gives several items at once, and no single one."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitems__(self, places: list[int]) -> list[Any]:
+        return [(FEATURES[place], LABELS[place]) for place in places]
+
+
+def test_items_that_are_given_several_at_once_are_read_again_in_this_way() -> None:
+    assert examples_of(ByLists()).features.equal(FEATURES)
+
+
+def test_a_chain_of_an_iterators_streams_is_read_whole() -> None:
+    """The look for repeated streams had used the iterator up."""
+    found = examples_of(ChainDataset(Stream() for _ in range(2)))
+    assert found.features.equal(torch.cat([FEATURES, FEATURES]))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -81,8 +82,10 @@ class Drawing(TorchFunctionMode):
 
     def __init__(self, passes: BookKeeping, by: float | None = MIDDLE, only: Collection[int] | None = None) -> None:
         super().__init__()
-        self.sizes: list[int] = []
-        """How many numbers each call has drawn."""
+        self.sizes: list[float] = []
+        """How many numbers each call has drawn; NaN, which is like no other, if `torch.vmap` draws for each row."""
+        self.permutations: set[int] = set()
+        """Which of the calls have drawn a permutation."""
         self._passes, self._by, self._only = passes, by, only
 
     def __torch_function__(
@@ -94,13 +97,18 @@ class Drawing(TorchFunctionMode):
             return self._dropped(func, list(args), named, *CHANCE.get(name, (1, "p")))
         before = generators(self._passes)
         found = func(*args, **named)
-        if not isinstance(found, Tensor) or generators(self._passes).equal(before) or not self._chosen(found):
+        if not isinstance(found, Tensor) or generators(self._passes).equal(before):
+            return found
+        if name == "randperm":
+            self.permutations.add(len(self.sizes))
+        if not self._chosen(found):
             return found
         if self._by is None:
             first = found.clone()
             with drawn_apart(self._passes):  # so that later calls draw what they would have drawn
                 for _ in range(REDRAWN):
-                    if not (found := func(*args, **named)).equal(first):
+                    found = func(*args, **named)
+                    if in_vmap(found) or not found.equal(first):
                         break
         elif name in DRAWING and found.is_floating_point():
             with torch.no_grad():
@@ -120,5 +128,15 @@ class Drawing(TorchFunctionMode):
 
     def _chosen(self, drawn: Any) -> bool:
         """Note a call that draws so many numbers; whether they are to be replaced."""
-        self.sizes.append(drawn.numel())
+        with drawn_apart(self._passes):  # torch shows by what it draws whether vmap was given randomness="different"
+            self.sizes.append(math.nan if in_vmap(torch.rand([])) else drawn.numel())
         return self._only is None or len(self.sizes) - 1 in self._only
+
+
+def in_vmap(values: Tensor) -> bool:
+    """Whether these values stand for those of many rows, within `torch.vmap`."""
+    try:
+        values.untyped_storage()
+    except NotImplementedError:
+        return True
+    return False

@@ -230,8 +230,8 @@ class GradientEngine:
                 tried = probe(self.passes, first, labels, others=self._others)
                 if tried and self._others:
                     refuse_counted(self.passes, first[:2], labels[:2])
-                if tried > 1 and self.in_pieces:
-                    refuse_shared_draws(self.passes, first[:SEVERAL], labels[:SEVERAL])
+                if tried > 1:
+                    refuse_shared_draws(self.passes, first[:SEVERAL], labels[:SEVERAL], in_pieces=self.in_pieces)
                 if tried > 1 and self._others and self.exact:
                     compare_digits(self.passes, self._computed, first, labels)
                 self._tried = tried

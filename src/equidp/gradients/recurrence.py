@@ -333,7 +333,8 @@ def _once(end: Tensor, *backs: Tensor | None) -> Sequence[Tensor | None]:
 
 def _total(given: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Add up what both maps give for a step."""
-    return torch.addmm(given, state, weight) if bias is None else torch.addmm(bias, state, weight).add_(given)
+    # not in place: within torch.vmap the state before the first step may be one for all, and what is given is not
+    return torch.addmm(given, state, weight) if bias is None else torch.addmm(bias, state, weight) + given
 
 
 def _backwards(*of_steps: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:

@@ -5,6 +5,9 @@ table that all records read. If every pass has all records, no harm is done: giv
 by no more than its bound. But if a batch is cut, one record less moves a record of each further pass to the numbers of
 the pass before. However the numbers of both runs are coupled, 16 records in passes of two, with a coin each, then moved
 the sum by 2.8 times the bound, and in passes of eight by 1.4 times.
+
+Even in one pass no permutation of the records may decide: `torch.randperm(len(x))[: len(x) // 2]`, say, as the records
+that keep a layer. One record less is another permutation, which moves others.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ numbers that are drawn anew, as others show more of an angle or a place.
 """
 
 
-def refuse_shared_draws(passes: BookKeeping, features: Tensor, labels: Tensor) -> None:
+def refuse_shared_draws(passes: BookKeeping, features: Tensor, labels: Tensor, *, in_pieces: bool) -> None:
     """Refuse a model in which records of one pass share random numbers, such as the coin that leaves out a layer.
 
     Args:
         passes: the forward and backward passes of the model.
         features: `[b, …]`, of at least two records.
         labels: `[b, …]`.
+        in_pieces: whether a batch may take several passes; if not, only permutations of the records are refused.
 
     Raises:
         EquidpError: it says what to draw instead.
@@ -37,8 +41,13 @@ def refuse_shared_draws(passes: BookKeeping, features: Tensor, labels: Tensor) -
     with drawn_apart(passes) as seed, as_precise_as_norms(), passes.parameters_at(nearby(passes)):
         if not draws(passes, features, labels, seed):
             return
-        first, *others = _by_others(passes, features, labels, seed)
-        if not all(close(passes, first, norms) for norms in others):
+        permuted, shared = _of_all(passes, features, labels, seed)
+        if permuted and not _the_same(passes, features, labels, seed, permuted):
+            raise EquidpError(
+                "The model or its loss draws a permutation of the records of a batch, which decides what happens to "
+                "each: one record less gives others another place. Draw for each record (torch.rand(len(x)) < p)."
+            )
+        if in_pieces and shared and not _the_same(passes, features, labels, seed, shared):
             raise EquidpError(
                 "The model or its loss draws random numbers that all records of a pass share: one coin for the whole "
                 "batch, say, or dropout of what all records read. This run's batches may take several passes, so one "
@@ -47,28 +56,28 @@ def refuse_shared_draws(passes: BookKeeping, features: Tensor, labels: Tensor) -
             )
 
 
-def _by_others(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> list[Tensor]:
-    """Return norms `[b]` for each of `OTHERS` in the place of the random numbers that all records of a pass share.
+def _of_all(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> tuple[set[int], set[int]]:
+    """Return which calls draw a permutation of the records, and which draw numbers that all records share.
 
-    Numbers are shared if as many are drawn for one record as for all of them. All others remain as drawn.
-
-    Args:
-        passes: the forward and backward passes of the model.
-        features: `[b, …]`, of at least two records.
-        labels: `[b, …]`.
-        seed: of the generators.
+    Numbers are shared if as many are drawn for few records as for all of them.
     """
-    sizes = []
-    for records in (1, len(features)):
+    sizes, permutations = [], set[int]()
+    for records in (min(2, len(features) - 1), len(features)):  # torch draws nothing to permute one record
         with Drawing(passes) as drawing:
             seeded_norms(passes, features[:records], labels[:records], seed)
         sizes.append(drawing.sizes)
-    of_one, of_all = sizes
-    shared = {place for place, (one, every) in enumerate(zip(of_one, of_all, strict=False)) if one == every}
-    if len(of_one) != len(of_all):  # so many calls for each record
-        shared = set()
+        permutations = drawing.permutations
+    few, every = sizes
+    if len(few) != len(every):  # so many calls for each record
+        return set(), set()
+    shared = {place for place, (one, other) in enumerate(zip(few, every, strict=True)) if one == other}
+    return {place for place in permutations - shared if few[place] < every[place]}, shared
+
+
+def _the_same(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, calls: set[int]) -> bool:
+    """Whether norms `[b]` are the same for each of `OTHERS` in the place of what these calls have drawn."""
     found = []
     for by in OTHERS:
-        with Drawing(passes, by, shared):
+        with Drawing(passes, by, calls):
             found.append(seeded_norms(passes, features, labels, seed))
-    return found
+    return all(close(passes, found[0], norms) for norms in found[1:])

@@ -17,7 +17,7 @@ from equidp.gradients.precision import refuse_around, refuse_short_products
 from equidp.gradients.shape import warn_of_rounding_by_place
 from equidp.mechanism.looking import copied
 from equidp.mechanism.noise import RandomSource
-from equidp.mechanism.optimizers import moved_by
+from equidp.mechanism.optimizers import moved_by, refuse_idle
 from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
 from equidp.mechanism.states import seed_unforeseen
 from equidp.mechanism.trying import Trying
@@ -92,9 +92,10 @@ class Noising(Trying):
 
         Raises:
             EquidpError: inside torch.autocast or inference_mode, where no step can be taken, or if the optimiser was
-                given other parameters than the model's. Nothing is charged then.
+                given other parameters than the model's, or takes no step now. Nothing is charged then.
         """
         refuse_around(self.engine.autocast_kind)
+        refuse_idle(self.optimizer)
         if not moved_by(self.optimizer) <= set(map(id, self.engine.parameters)):
             raise EquidpError(
                 "The optimiser was given parameters that are not trained here: it would move them by gradients without "

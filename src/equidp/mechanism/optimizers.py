@@ -85,6 +85,21 @@ def refuse_asking(optimizer: torch.optim.Optimizer) -> None:
         raise EquidpError(f"{name} is for sparse gradients, and noise is added to all of them: take Adam.")
 
 
+def refuse_idle(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimiser of Accelerate's where its `accumulate` holds steps back.
+
+    Raises:
+        EquidpError: in such a step, which would be charged and move nothing.
+    """
+    accumulated = getattr(optimizer, "gradient_state", None)
+    if not getattr(accumulated, "sync_gradients", True):
+        raise EquidpError(
+            "The optimiser is Accelerate's, and takes no step while accelerator.accumulate gathers gradients: this one "
+            "would be charged, and its noised gradient be lost. Leave accumulate out; `physical_batch_size` passes a "
+            "batch in parts."
+        )
+
+
 def moved_by(optimizer: torch.optim.Optimizer) -> set[int]:
     """Return the ids of the parameters that an optimiser moves."""
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 import threading
@@ -11,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 from equidp.system.threads import GLOBAL_RANDOM
@@ -19,6 +20,12 @@ from equidp.system.threads import GLOBAL_RANDOM
 WORDS, BEFORE_WORDS = 624, 3
 """The state of torch's CPU generator, in pieces of 8 bytes: how many words its Mersenne Twister has, one in each piece,
 and how many pieces come before them."""
+
+NEEDED = (
+    *("steps_done", "epochs_begun", "model", "optimizer", "public", "shown", "random"),
+    *("sampling", "contributing", "updating", "accepting"),
+)
+"""What a trainer's state always holds."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,6 +100,31 @@ def seed_unforeseen(device: torch.device) -> None:
     if device.type == "cuda":
         states["cuda"] = torch.Generator(device).manual_seed(secrets.randbits(63)).get_state()
     set_global_random(states, device)
+
+
+def copied(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return a copy of a trainer's state, which is refused before any of it is taken over.
+
+    Args:
+        state: as `Trainer.state_dict` gives it.
+        model: which shall take over the state's parameters and buffers.
+
+    Raises:
+        EquidpError: for another dict, and for the state of another model. To take over its random numbers alone would
+            let this one draw noise again.
+    """
+    if lacking := [name for name in NEEDED if name not in state]:
+        raise EquidpError(f"The state has no {lacking[0]!r}: give what trainer.state_dict() has returned.")
+    own, theirs = (
+        {name: getattr(value, "shape", ()) for name, value in values.items()}
+        for values in (model.state_dict(), state["model"])
+    )
+    if other := next((name for name in [*own, *theirs] if own.get(name) != theirs.get(name)), ""):
+        raise EquidpError(
+            f"The state is of another model: {other!r} is in one of them alone, or has another shape. Make the trainer "
+            "with the model of the run that it continues."
+        )
+    return copy.deepcopy(dict(state))
 
 
 def joined(chunks: list[Tensor]) -> Tensor:

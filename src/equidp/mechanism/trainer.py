@@ -33,7 +33,7 @@ from equidp.mechanism.parts import Draw, StepFacts, Tossed, draws_plainly, known
 from equidp.mechanism.parts.base import of_others
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
-from equidp.mechanism.states import columns, global_random, joined, moved, one_at_a_time, set_global_random
+from equidp.mechanism.states import columns, copied, global_random, joined, moved, one_at_a_time, set_global_random
 from equidp.system.progress import frames
 
 OnStep = Callable[[], None]
@@ -417,8 +417,9 @@ class Trainer(Noising):
         """Continue from `state_dict`. Later steps that this trainer has begun stay charged, and it draws other noise.
 
         Raises:
-            EquidpError: if the ledger does not hold what was charged for the steps taken.
+            EquidpError: if the ledger does not hold what was charged for the steps taken, and as `copied`.
         """
+        state = copied(state, self.model)
         charged, taken = self.ledger.count, int(state["steps_done"])
         if self.algorithm.private and charged < taken:
             raise EquidpError(
@@ -429,7 +430,6 @@ class Trainer(Noising):
             self.recorded.forget()
         if self.random.repeatable and self.steps_begun > taken:
             self.random.renew(-charged)  # later steps may have been seen: the same noise on other sums would cancel
-        state = copy.deepcopy(dict(state))
         self.random.load_state_dict(state["random"])  # first, because it refuses the state of another device
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
         self.model.load_state_dict(state["model"])

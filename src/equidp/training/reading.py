@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Sized
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -75,7 +76,7 @@ def examples_of(data: Data) -> Examples:
     if not isinstance(data, IterableDataset):
         # all over it: rare classes, which are the ones that transforms are for, may come last
         some = sorted({at * len(labels) // READ_TWICE for at in range(READ_TWICE)})
-        again = joined([items[at] for at in some])
+        (again,) = DataLoader(Subset(items, some), batch_size=READ_TWICE, collate_fn=joined)
         if not all(map(same, (features[some], labels[some]), again)):
             raise EquidpError(
                 "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "
@@ -89,7 +90,7 @@ def examples_of(data: Data) -> Examples:
 def _refuse_repeated(data: object) -> None:
     """Refuse items that a dataset of torch's has more than once: the copies would add the bound several times."""
     if isinstance(data, ChainDataset):
-        sources: list[Any] = list(map(id, data.datasets))
+        sources: list[Any] = list(map(id, _streams(data)))
     elif isinstance(data, Subset | ConcatDataset):
         sources = [_source(data, item) for item in range(len(data))]
     else:
@@ -100,6 +101,13 @@ def _refuse_repeated(data: object) -> None:
             "would add its bound. Leave copies out, or give the rows of one record the same number, in "
             "Examples(features, labels, unit=…)."
         )
+
+
+def _streams(several: ChainDataset) -> list[Any]:
+    """The innermost datasets that a chain reads one after another."""
+    several.datasets = list(several.datasets)  # it may have been given an iterator, which can be read only once
+    parts = ((_streams(part) if isinstance(part, ChainDataset) else [part]) for part in several.datasets)
+    return list(chain.from_iterable(parts))
 
 
 def _source(data: Any, item: int) -> tuple[int, int]:
