@@ -27,12 +27,15 @@ from equidp.evaluation.noised import (
     spread,
 )
 from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.secure import SecureRandom
 
 CLASSES = ("no", "yes")
 
 
 class Listening:
     """Stands for the source of noise: it keeps what it is to protect, and gives `answer` in its place."""
+
+    margin = 0.0
 
     def __init__(self, answer: float | None = None) -> None:
         self.answer = answer
@@ -128,6 +131,8 @@ def test_intervals_over_several_groups_are_wider_than_each_groups_own() -> None:
 def test_the_noise_that_figures_reckon_with_is_the_one_of_each_count() -> None:
     """Two groupings have tables of their own, so that one record moves the whole by √2."""
     assert release(made(12), Listening(), noise=3.0).sd == pytest.approx(3.0 * math.sqrt(2))
+    wider = release(made(12), SecureRandom("cpu"), noise=3.0).sd
+    assert wider == pytest.approx(3.0 * math.sqrt(2) * (1 + SecureRandom.margin))
 
 
 def test_scores_at_the_ends_of_what_there_can_be_are_in_the_first_and_the_last_bin() -> None:

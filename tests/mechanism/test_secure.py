@@ -210,11 +210,11 @@ def test_the_noise_is_made_for_rounded_neighbours(monkeypatch: pytest.MonkeyPatc
 def test_the_noise_is_made_for_sums_that_float32_has_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A margin as large as the sensitivity doubles the noise; the one in use covers 1.6e-3, the most that was measured,
     in each of two releases of one sample."""
-    monkeypatch.setattr(secure, "MARGIN", 1.0)
+    monkeypatch.setattr(SecureRandom, "margin", 1.0)
     noised = SecureRandom("cpu").perturb(torch.zeros(2**14), sensitivity=0.5, noise_multiplier=3.0)
     assert float(noised.std()) == pytest.approx(3.0, rel=0.05)  # nine standard deviations
     monkeypatch.undo()
-    assert math.sqrt(2) * 1.6e-3 < secure.MARGIN < 0.005
+    assert math.sqrt(2) * 1.6e-3 < SecureRandom.margin < 0.005
 
 
 def _noiseless(values: torch.Tensor) -> torch.Tensor:

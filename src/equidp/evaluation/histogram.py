@@ -157,4 +157,4 @@ def noised_histogram(
     released = random.perturb(flat, sensitivity=moved, noise_multiplier=noise_multiplier).numpy()
     ends = np.cumsum([table.size for table in exact])[:-1]
     parts = (part.reshape(table.shape) for part, table in zip(np.split(released, ends), exact, strict=True))
-    return Noised(dict(zip(names, parts, strict=True)), names, classes, noise_multiplier * moved)
+    return Noised(dict(zip(names, parts, strict=True)), names, classes, noise_multiplier * moved * (1 + random.margin))

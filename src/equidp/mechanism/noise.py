@@ -50,6 +50,8 @@ class RandomSource(Protocol):
 
     repeatable: bool
     """Whether a step done again after a crash draws the same batch and the same noise."""
+    margin: float
+    """By which share of σ·Δ the noise is larger than that."""
 
     def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
         """`[size]` bool, independent coins; `probability` is one number or one per coin."""
@@ -64,7 +66,7 @@ class RandomSource(Protocol):
         """`[size]` float32 standard normal."""
 
     def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
-        """`[d]` values plus noise N(0, (σ·Δ)²) on each: the only way an exact value may leave the mechanism."""
+        """`[d]` values plus noise N(0, (σ·Δ)²) on each, or a little more: the only way for an exact value to leave."""
 
     def renew(self, life: int) -> None:
         """Draw other values from here on, whatever state is loaded. Each number `life` has streams of its own."""
@@ -92,6 +94,7 @@ class SeededRandom:
     """Reproducible streams on one device."""
 
     repeatable = True
+    margin = 0.0
 
     def __init__(self, seed: int, device: torch.device | str) -> None:
         self.device, self.seed, self.renewed = torch.device(device), seed, False

@@ -94,6 +94,7 @@ class SecureRandom:
 
     repeatable = False
     """Steps that are done again after a crash are new releases."""
+    margin = MARGIN
     renewed = False
     """Nothing is saved that could be continued."""
 
@@ -145,7 +146,7 @@ class SecureRandom:
         if not (math.isfinite(delta) and delta > 0):
             raise EquidpError(f"A sensitivity of {delta} cannot be protected in secure mode; check the clip norms.")
         step = grid_step(delta, size)
-        spread = noise_multiplier * (delta * (1 + MARGIN) + 2 * step * math.sqrt(size)) / step
+        spread = noise_multiplier * (delta * (1 + self.margin) + 2 * step * math.sqrt(size)) / step
         noised, chunk = torch.empty_like(values), _chunk(self.device)
         for exact, part in zip(values.detach().split(chunk), noised.split(chunk), strict=True):
             multiples = exact.double().div(step).round_().clamp_(-LARGEST, LARGEST)

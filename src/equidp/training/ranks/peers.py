@@ -146,7 +146,7 @@ class SharedRandom:
 
     def __init__(self, own: RandomSource, peers: Peers) -> None:
         self.own, self.peers = own, peers
-        self.repeatable, self.device = own.repeatable, peers.device
+        self.repeatable, self.margin, self.device = own.repeatable, own.margin, peers.device
 
     def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
         """`[size]` bool: coins about this rank's units."""
