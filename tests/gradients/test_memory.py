@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Membership, Records, Schema, Split
+from equidp.errors import EquidpError
 from equidp.gradients import recording
 from equidp.gradients.memory import PER_PARAMETER, SHARE, kept_per_record, room_for, rows_that_fit
 from equidp.gradients.workspace import Workspace
@@ -142,6 +143,20 @@ def test_a_declared_number_of_records_takes_the_place_of_a_protected_one(
     )
     prepare(request, Split(records, records, records))
     assert seen == [taken * bytes_of(records) // 120]
+
+
+def test_a_gpu_that_holds_not_even_one_record_is_refused_in_a_sentence(monkeypatch) -> None:
+    """Its first step failed with torch's own error, which says nothing of what to do."""
+    with pretended_gpu():
+        model, images = nn.Flatten(), torch.zeros(1, *LARGE.shape).to("cuda")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 18, MEMORY))
+        with pytest.raises(EquidpError, match="The GPU has 0 MiB of free memory, too little"):
+            room_for(model, images, 64)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1 << 30)  # torch's own, and free
+        assert room_for(model, images, 64, resident=0)[1] is None
+        monkeypatch.setattr(model, "forward", MagicMock(side_effect=torch.OutOfMemoryError("no room")))
+        with pytest.raises(EquidpError, match="The GPU has 1024 MiB of free memory"):
+            room_for(model, images, 64)
 
 
 class Counting(nn.Module):
