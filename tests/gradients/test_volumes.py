@@ -152,6 +152,16 @@ def test_no_windows_are_held_from_norms_to_sum(layer: nn.Module, shape: tuple[in
     assert 0 < largest <= allowed
 
 
+def test_windows_are_written_once_for_the_norms_of_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are known from the gradients: both are of the same windows."""
+    engine, written = GradientEngine(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), loss), list[int]()
+    write = grouped._written
+    monkeypatch.setattr(grouped, "_written", lambda views, room: written.append(len(room)) or write(views, room))
+    features, owners = torch.randn(6, 4, 9, 9), torch.tensor([0, 0, 1, 1, 1, 2])
+    engine.passes.norms(features, torch.zeros(6), owners=owners)
+    assert sum(written) == 6
+
+
 @pytest.mark.parametrize(
     ("layer", "shape"), [(nn.Conv3d(4, 8, 3, padding=1), (4, 6, 8, 8)), (nn.ConvTranspose2d(8, 4, 3), (8, 12, 12))]
 )

@@ -52,6 +52,7 @@ class GroupedProducts(Term):
         self._many = self._shape[1] > MANY
         self._kept: Tensor | None = None
         self._sizes: Tensor | None = None
+        self._found: dict[int, Tensor] = {}  # sizes of records whose gradients were formed, by the first of them
 
     def squared_norms(self) -> Tensor:
         like = self._backprops[0]
@@ -70,6 +71,12 @@ class GroupedProducts(Term):
         return raised(squared, self._sizes)
 
     def sizes(self) -> Tensor:
+        known, start = list[Tensor](), 0
+        while self._sizes is None and start in self._found:
+            known.append(self._found[start])
+            start += len(known[-1])
+        if start == self._records:
+            self._sizes = torch.cat(known)
         if self._sizes is None:
             chunks = self._chunks(0, self._records)
             self._sizes = torch.cat([summed([_sizes(*part) for part in self._parts(some)]) for some in chunks])
@@ -94,7 +101,8 @@ class GroupedProducts(Term):
         return (backprops.transpose(1, 2) @ inputs).flatten()
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        return self._formed(start, stop)[0]
+        found, self._found[start] = self._formed(start, stop)
+        return found
 
     def _formed(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return some records' gradients `[m, numel]` and sizes `[m]`, both from the same windows."""
