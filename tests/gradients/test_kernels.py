@@ -49,6 +49,42 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(HERE)
 
 
+def test_more_records_than_a_second_axis_holds_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA has 65,535 programs at most along the second axis of a launch and the third; here it has two."""
+    grids: list[tuple[int, ...]] = []
+
+    class Limited:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return self.kernel[grid]
+
+    for name in ("_squares", "_products", "_group_norm", "_form", "_weighted", "_silence"):
+        monkeypatch.setattr(kernels, name, Limited(getattr(kernels, name)))
+    rows, matrices, images = random(5, 70), random(5, 3, 3), random(5, 6, 3, 3)
+    squares, pieces = kernels.row_squares([rows, rows], [70, 70])
+    torch.testing.assert_close(squares.sum(0), 2 * rows.square().sum(1))
+    assert pieces == [2, 2]
+    parts = kernels.gram_parts([[(matrices, matrices)]], 5)[:, 0]
+    torch.testing.assert_close(parts, torch.stack(rounding.gram_parts(matrices, matrices)))
+    expected = group_norm_at_once(images, images.cos(), 3, 1e-5, images.new_ones(30))
+    torch.testing.assert_close(kernels.group_norm(images, images.cos(), 3, 1e-5), expected, rtol=1e-5, atol=1e-5)
+    tiles = kernels.Tiles(Kernel((1, 1), (1, 1), (1, 1), (6, 20)), images, random(5, 20, 3, 3), (0, 0), False)
+    gradients = (tiles.backprops.flatten(2) @ images.flatten(2).transpose(1, 2)).flatten(1)
+    sums, formed = random(tiles.count, 5), torch.empty_like(gradients)
+    tiles.form(sums, formed)
+    torch.testing.assert_close(formed, gradients, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sums.sum(0), gradients.square().sum(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(tiles.weighted_sum(sums[0]), sums[0] @ gradients, rtol=1e-4, atol=1e-3)
+    finite = rows[:, 0] > 0
+    kernels.silence(formed, finite)
+    assert torch.equal(formed.any(1), finite)
+    assert len(grids) == 6
+    assert all(max(grid[1:], default=1) <= 2 for grid in grids)
+
+
 def test_squares_of_rows_are_torchs_whatever_their_length_and_layout() -> None:
     rows = [
         random(2, 150), random(2, 3, 4, 5), random(2, 90)[:, 7:80], random(2, 64),
@@ -306,7 +342,7 @@ for kernel, given, constants in [
     (kernels._products, dict(lefts=P, rights=P, sides=I, places=I, counts=I, out="*fp32", each="i32"),
      dict(COUNT=3, LONGEST=4096, BLOCK=1024)),
     (kernels._group_norm, dict(values="*fp32", backprops="*fp32", weight="*fp32", bias="*fp32", eps="fp32"),
-     dict(CHANNELS=4, PIXELS=1024, GROUPS=16, HIGH=4, WIDE=1024)),
+     dict(CHANNELS=4, PIXELS=1024, HIGH=4, WIDE=1024)),
     (kernels._form, dict(images="*fp32", backprops="*fp32", squares="*fp32", gradients="*fp32", stride="i32",
      lost="fp32", records="i32", **geometry), dict(KEEP=True, **how)),
     (kernels._form, dict(images="*fp32", backprops="*fp32", squares="*fp32", gradients="*fp32", stride="i32",

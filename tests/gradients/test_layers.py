@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equidp.errors import EquidpError
-from equidp.gradients import compiled, convolutions, lookups, products, rounding, terms, units
+from equidp.gradients import compiled, convolutions, grouped, lookups, products, rounding, terms, units
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.lookups import Lookups
@@ -88,7 +88,7 @@ def test_linear_by_gram_and_by_gradient(holds) -> None:
 )
 def test_many_positions_are_summed_as_their_norms_were_formed(layer, features, materialise, monkeypatch) -> None:
     """Here all are many, gradients are formed a record or two at a time, and none are kept."""
-    for module in (convolutions, lookups, products):
+    for module in (convolutions, grouped, lookups, products):
         monkeypatch.setattr(module, "MANY", 3)
     monkeypatch.setattr(terms, "CHUNK_FLOATS", 300)
     layer, features, labels = layer(), features(), torch.tensor([0, 1, 2, 0])

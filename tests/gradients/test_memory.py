@@ -17,14 +17,17 @@ from tests.pretended import MEMORY, pretended_gpu
 from tests.small_run import trainer_of
 from torch import Tensor, nn
 
-from equidp.data.records import Membership, Records
+from equidp.algorithms import algorithm_settings
+from equidp.data.records import Membership, Records, Schema, Split
+from equidp.errors import EquidpError
 from equidp.gradients import recording
 from equidp.gradients.memory import PER_PARAMETER, SHARE, kept_per_record, room_for, rows_that_fit
 from equidp.gradients.workspace import Workspace
 from equidp.models import MODELS, build_model
 from equidp.models.base import Standardise
 from equidp.models.pretrained import resnet
-from equidp.training import networks
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.training import TrainingRequest, networks, plan_run, preparation, prepare
 from equidp.training.networks import predict
 from equidp.training.preparation import bytes_of
 
@@ -119,6 +122,41 @@ def test_one_record_more_never_changes_how_many_are_at_once(monkeypatch) -> None
             found.add(room_for(model, features.to("cuda"), 10**6, resident=bytes_of(records))[1])
     assert by_driver == {48, 64}
     assert found == {64}
+
+
+@pytest.mark.parametrize(("by_unit", "taken"), [(False, 130), (True, 120)])
+def test_a_declared_number_of_records_takes_the_place_of_a_protected_one(
+    by_unit: bool, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DPIS protects how many there are; a number of units says nothing of records."""
+    features, labels = torch.rand(120, 8), torch.arange(120) % 2
+    schema = Schema("toy", "tabular", (8,), ("a", "b"), {"class": ("a", "b")})
+    records = Records(features, labels, {"class": labels}, schema, unit=torch.arange(120))
+    algorithm, seen = algorithm_settings("dpis", {"declared_records": 130}).build(), list[int]()
+    privacy = PrivacySettings(noise_multiplier=5.0, unit="unit" if by_unit else "record")
+    training = TrainingSettings(epochs=1, batch_size=12, device="cpu")
+    plan = plan_run(algorithm, units=120, groups=2, privacy=privacy, training=training)
+    request = TrainingRequest(algorithm, plan, "class", ModelSettings(name="logistic"), privacy, training, seed=1)
+    fits = preparation.room_for
+    monkeypatch.setattr(
+        preparation, "room_for", lambda *given, resident: seen.append(resident) or fits(*given, resident=resident)
+    )
+    prepare(request, Split(records, records, records))
+    assert seen == [taken * bytes_of(records) // 120]
+
+
+def test_a_gpu_that_holds_not_even_one_record_is_refused_in_a_sentence(monkeypatch) -> None:
+    """Its first step failed with torch's own error, which says nothing of what to do."""
+    with pretended_gpu():
+        model, images = nn.Flatten(), torch.zeros(1, *LARGE.shape).to("cuda")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 18, MEMORY))
+        with pytest.raises(EquidpError, match="The GPU has 0 MiB of free memory, too little"):
+            room_for(model, images, 64)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1 << 30)  # torch's own, and free
+        assert room_for(model, images, 64, resident=0)[1] is None
+        monkeypatch.setattr(model, "forward", MagicMock(side_effect=torch.OutOfMemoryError("no room")))
+        with pytest.raises(EquidpError, match="The GPU has 1024 MiB of free memory"):
+            room_for(model, images, 64)
 
 
 class Counting(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from equidp.gradients import grouped, terms, volumes
 from equidp.gradients.engine import GradientEngine
 from equidp.system.machine_code import registers_here
 
@@ -86,6 +87,79 @@ def test_units_of_records_too(name: str) -> None:
     torch.testing.assert_close(norms, torch.stack(each).norm(dim=1), rtol=1e-5, atol=1e-6)
     total = engine.weighted_sum(torch.tensor([0.5, 2.0]))
     torch.testing.assert_close(total, 0.5 * each[0] + 2 * each[1], rtol=1e-4, atol=1e-5 * float(norms.sum()))
+
+
+@pytest.fixture
+def on_gpu_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No convolution is taken as one of images, as on a GPU."""
+    monkeypatch.setattr(volumes, "_as_images", lambda *_: False)
+
+
+@pytest.mark.usefixtures("on_gpu_way")
+@pytest.mark.parametrize("many", [1, 1000])
+@pytest.mark.parametrize("name", [*LAYERS, "called twice"])
+def test_windows_may_be_cut_by_records_and_by_positions(name: str, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digits are those of windows that are written out at once, whether their gradients are kept or not."""
+    for module in (grouped, terms):
+        monkeypatch.setattr(module, "MANY", many)
+    layer, shape = LAYERS.get(name) or (nn.ConvTranspose2d(4, 4, 3, padding=1, groups=2), (4, 5, 4))
+    engine = GradientEngine(nn.Sequential(*[copy.deepcopy(layer)] * (1 + (name not in LAYERS))).eval(), loss)
+    torch.manual_seed(5)
+    features, labels, weights = torch.randn(5, *shape), torch.randn(5), torch.tensor([0.3, 0.0, 1.2, 0.7, 0.1])
+    spoilt, found = features.clone(), []
+    spoilt[1] = torch.nan
+    for scratch, windows, room in ((1 << 20, 1 << 26, 1 << 26), (1, 1 << 26, 0), (1, 200, 0), (1, 1, 1 << 26)):
+        workspace = engine.passes.workspace
+        workspace.scratch_floats, workspace.window_floats, workspace.roomy_floats = scratch, windows, room
+        norms, total = engine.norms(features, labels), engine.weighted_sum(weights)
+        engine.norms(spoilt, labels)
+        found.append((norms, total, engine.weighted_sum(weights)))
+    for one in found[1:]:
+        for mine, expected in zip(one, found[0], strict=True):
+            assert (mine - expected).norm() <= 1e-5 * expected.norm()
+    assert all(map(torch.equal, found[0][:2], found[1][:2]))
+
+
+@pytest.mark.usefixtures("on_gpu_way")
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(8, 8, 3, padding=1, groups=2), (8, 12, 12)),
+        (nn.Conv3d(4, 4, 3, padding=1), (4, 6, 6, 6)),
+        (nn.ConvTranspose2d(4, 4, 3, padding=1), (4, 12, 12)),
+    ],
+)
+def test_no_windows_are_held_from_norms_to_sum(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """Those of a whole batch would take 9 times the memory of images, and 27 times that of volumes."""
+    engine, features = GradientEngine(nn.Sequential(layer), loss), torch.randn(32, *shape)
+    workspace = engine.passes.workspace
+    engine.norms(features, torch.zeros(32))
+    workspace.scratch_floats = features.numel() // 2
+    allowed, largest = 2 * features.numel(), 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            made = function(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor):
+                largest = max(largest, made.untyped_storage().nbytes() // 4)
+            return made
+
+    workspace._buffers.clear()
+    with Sizes():
+        norms = engine.passes.norms(features, torch.zeros(32))
+        engine.weighted_sum(torch.ones_like(norms))
+    assert 0 < largest <= allowed
+
+
+def test_windows_are_written_once_for_the_norms_of_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are known from the gradients: both are of the same windows."""
+    engine, written = GradientEngine(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), loss), list[int]()
+    write = grouped._written
+    monkeypatch.setattr(grouped, "_written", lambda views, room: written.append(len(room)) or write(views, room))
+    features, owners = torch.randn(6, 4, 9, 9), torch.tensor([0, 0, 1, 1, 1, 2])
+    engine.passes.norms(features, torch.zeros(6), owners=owners)
+    assert sum(written) == 6
 
 
 @pytest.mark.parametrize(

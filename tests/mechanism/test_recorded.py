@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import logging
@@ -578,6 +579,20 @@ def test_frozen_weights_and_buffers_in_another_place_are_not_those_of_the_record
     for one in (trainer, plain):
         one.run_steps(TRIALS + 2)
         change(one.model)
+        one.run_steps(STEPS - TRIALS - 2)
+    assert replayed(trainer)
+    compare(trainer, plain)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_loaded_state_of_the_optimizer_is_what_the_next_steps_go_on_from(steps: int) -> None:
+    """Without a step there is no momentum yet: a recording that made it would keep sums of several noises in it."""
+    trainer, plain = (trainer_of("dpsgd", how, optimizer="momentum") for how in (Replaying, None))
+    for one in (trainer, plain):
+        one.run_steps(steps)
+        state = copy.deepcopy(one.optimizer.state_dict())
+        one.run_steps(TRIALS + 2 - steps)
+        one.optimizer.load_state_dict(state)
         one.run_steps(STEPS - TRIALS - 2)
     assert replayed(trainer)
     compare(trainer, plain)

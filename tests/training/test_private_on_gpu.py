@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.pretended import as_on_gpu, pretended_gpu
+from tests.pretended import MEMORY, as_on_gpu, pretended_gpu
 from tests.tried import tried_once
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients.memory import PER_PARAMETER, SHARE, kept_per_record
 from equidp.mechanism.noise import HOST, SeededRandom
 from equidp.mechanism.sampling import Examples
 from equidp.mechanism.trainer import Trainer
@@ -141,6 +143,29 @@ def test_a_model_that_fails_on_zeros_takes_whole_batches() -> None:
     with pretended_gpu():
         trainer = on_gpu(Divided(), whole=True)
     assert trainer.physical_batch_size is None
+
+
+def test_where_the_number_of_records_is_protected_it_does_not_show_in_how_many_are_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their true number did: with one record more less memory is free, and all sums are rounded differently."""
+    found = set()
+    with pretended_gpu(), tried_once():
+        model = nn.Linear(4, 2)
+        kept, trained = kept_per_record(model.to("cuda"), torch.zeros(1, 4).to("cuda")), 10
+        left = math.ceil((2 * 8 * kept + PER_PARAMETER * trained) / SHARE)  # exactly enough for 8
+        for there in (RECORDS - 1, RECORDS, RECORDS + 1):
+            each_of = 4 * 4 + 2 * 8
+            free, held = left + (RECORDS - there) * each_of, there * each_of + 4 * trained
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, MEMORY))
+            monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, held=held: held)
+            trainer = make_private(
+                nn.Linear(4, 2), (torch.ones(there, 4), torch.arange(there) % 2), each, algorithm="dpis",
+                options={"declared_records": RECORDS}, noise_multiplier=5.0, delta=1e-4, epochs=1, batch_size=6,
+                learning_rate=0.1, seed=1, device="cuda",
+            )  # fmt: skip
+            found.add(trainer.physical_batch_size)
+    assert found == {8}
 
 
 def test_the_state_of_a_run_on_a_gpu_is_refused_on_a_cpu_as_a_whole() -> None:

@@ -43,9 +43,15 @@ LOST = tl.constexpr(rounding.LOST)
 
 
 def launch(kernel: Any, like: Tensor, grid: tuple[int, int], *given: Any, **constants: Any) -> None:
-    """Launch a kernel on the device of `like`, on torch's current stream."""
+    """Launch a kernel on the device of `like`, on torch's current stream, with programs that `_own` tells apart."""
     with torch.cuda.device_of(like):  # fused multiply-adds in all versions: from Triton 3.10 on they are off by default
-        kernel[grid](*given, **constants, enable_fp_fusion=True)
+        kernel[(math.prod(grid),)](*given, **constants, enable_fp_fusion=True)
+
+
+@triton.jit
+def _own(each):
+    # which of a record's programs this is, and the record; on one axis, as CUDA's others end at 65,535 programs
+    return tl.program_id(0) % each, (tl.program_id(0) // each).to(tl.int64)
 
 
 @triton.jit
@@ -53,17 +59,14 @@ def _squares(
     rows, lengths, strides, entries, starts, out, records,
     COUNT: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    piece, record = tl.program_id(0), tl.program_id(1)
+    piece, record = _own(starts[COUNT])
     row, length, stride, start, lost = rows[0], lengths[0], strides[0], starts[0], entries[0]
     for i in tl.static_range(1, COUNT):  # find the row of this piece; the sum below is then compiled once for all rows
         own = piece >= starts[i]
-        row, length, stride = (
-            tl.where(own, rows[i], row),
-            tl.where(own, lengths[i], length),
-            tl.where(own, strides[i], stride),
-        )
-        start, lost = tl.where(own, starts[i], start), tl.where(own, entries[i], lost)
-    row += record.to(tl.int64) * stride
+        row, length = tl.where(own, rows[i], row), tl.where(own, lengths[i], length)
+        stride, start = tl.where(own, strides[i], stride), tl.where(own, starts[i], start)
+        lost = tl.where(own, entries[i], lost)
+    row += record * stride
     first = (piece - start) * PIECE
     total = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, PIECE, BLOCK):
@@ -104,23 +107,17 @@ def _products(
     lefts, rights, sides, places, counts, out, each,
     COUNT: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    entry, record = tl.program_id(0), tl.program_id(1)
+    entry, record = _own(COUNT)
     lefts_, rights_, side, place, count = lefts[0], rights[0], sides[0], places[0], counts[0]
     for i in tl.static_range(1, COUNT):
         own = entry >= i
         lefts_, rights_ = tl.where(own, lefts[i], lefts_), tl.where(own, rights[i], rights_)
-        side, place, count = (
-            tl.where(own, sides[i], side),
-            tl.where(own, places[i], place),
-            tl.where(own, counts[i], count),
-        )
+        side, place = tl.where(own, sides[i], side), tl.where(own, places[i], place)
+        count = tl.where(own, counts[i], count)
     numel = tl.where(record < count, side * side, 0)
-    matrix = record.to(tl.int64) * numel
-    total, left_total, right_total = (
-        tl.zeros([BLOCK], tl.float32),
-        tl.zeros([BLOCK], tl.float32),
-        tl.zeros([BLOCK], tl.float32),
-    )
+    matrix = record * numel
+    total, left_total = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    right_total = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, LONGEST, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         left = tl.load(lefts_ + matrix + at, mask=at < numel, other=0.0)
@@ -164,10 +161,10 @@ def gram_parts(layers: Sequence[Sequence[tuple[Tensor, Tensor]]], records: int) 
 @triton.jit
 def _group_norm(
     values, backprops, weight, bias, eps,
-    CHANNELS: tl.constexpr, PIXELS: tl.constexpr, GROUPS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     # a program takes one group of channels of one record: it reads the values three times, twice from a cache
-    own = (tl.program_id(0).to(tl.int64) * GROUPS + tl.program_id(1)) * CHANNELS
+    own = tl.program_id(0).to(tl.int64) * CHANNELS
     channel, pixel = tl.arange(0, HIGH)[:, None], tl.arange(0, WIDE)[None, :]
     at = (own + channel) * PIXELS + pixel
     total = tl.zeros([HIGH, WIDE], tl.float32)
@@ -198,8 +195,8 @@ def group_norm(values: Tensor, backprop: Tensor, groups: int, eps: float) -> tup
     high = triton.next_power_of_2(channels // groups)
     wide = min(triton.next_power_of_2(pixels), max(1, TILE // high))
     launch(
-        _group_norm, weight, (records, groups), values.contiguous(), backprop.contiguous(), weight, bias, eps,
-        CHANNELS=channels // groups, PIXELS=pixels, GROUPS=groups, HIGH=high, WIDE=wide,
+        _group_norm, weight, (groups, records), values.contiguous(), backprop.contiguous(), weight, bias, eps,
+        CHANNELS=channels // groups, PIXELS=pixels, HIGH=high, WIDE=wide,
     )  # fmt: skip
     return weight, bias
 
@@ -243,7 +240,8 @@ def _form(
     FLAT: tl.constexpr, TURNED: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile, record, seen = tl.program_id(0), tl.program_id(1).to(tl.int64), channels * ROWS * COLUMNS
+    seen = channels * ROWS * COLUMNS
+    tile, record = _own(tl.cdiv(outputs, OUT) * tl.cdiv(seen, IN))
     positions = positions // ALIGNED * ALIGNED  # tells the compiler that rows begin at 16 bytes, and may be read so
     out = tile // tl.cdiv(seen, IN) * OUT + tl.arange(0, OUT)
     place = tile % tl.cdiv(seen, IN) * IN + tl.arange(0, IN)
@@ -269,13 +267,14 @@ def _weighted(
     FLAT: tl.constexpr, TURNED: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile, share, seen = tl.program_id(0), tl.program_id(1), channels * ROWS * COLUMNS
+    seen = channels * ROWS * COLUMNS
+    tile, share = _own(tl.cdiv(outputs, OUT) * tl.cdiv(seen, IN))
     positions = positions // ALIGNED * ALIGNED
     out = tile // tl.cdiv(seen, IN) * OUT + tl.arange(0, OUT)
     place = tile % tl.cdiv(seen, IN) * IN + tl.arange(0, IN)
     total, own = tl.zeros([OUT, IN], tl.float32), tl.zeros([OUT, IN], tl.float32)
     for step in range(EACH * BLOCKS):  # one loop for records and pixels, so that the next ones are loaded meanwhile
-        record = share.to(tl.int64) * EACH + step // BLOCKS
+        record = share * EACH + step // BLOCKS
         weight = tl.load(weights + record, mask=record < records, other=0.0)
         image, backprop = images + record * (channels * height * width), backprops + record * (outputs * positions)
         limit = tl.where(weight != 0, positions, 0)  # a record of weight 0 is not read, because 0 · NaN would be NaN
@@ -286,7 +285,7 @@ def _weighted(
         ends = step % BLOCKS == BLOCKS - 1  # the record's gradient is complete, and the same as for its norm
         total += tl.where(ends, weight, 0.0) * own
         own = tl.where(ends, 0.0, own)
-    to = sums + share.to(tl.int64) * (outputs * seen) + out[:, None] * seen + place[None, :]
+    to = sums + share * (outputs * seen) + out[:, None] * seen + place[None, :]
     tl.store(to, total, mask=(out < outputs)[:, None] & (place < seen)[None, :])
 
 
@@ -429,9 +428,9 @@ def shared_memory(device: torch.device) -> int:
 
 @triton.jit
 def _silence(values, finite, stride, length, PIECE: tl.constexpr, BLOCK: tl.constexpr):
-    piece, record = tl.program_id(0), tl.program_id(1)
+    piece, record = _own(tl.cdiv(length, PIECE))
     if tl.load(finite + record) == 0:
-        row = values + record.to(tl.int64) * stride
+        row = values + record * stride
         for begin in range(0, PIECE, BLOCK):
             at = piece * PIECE + begin + tl.arange(0, BLOCK)
             tl.store(row + at, tl.zeros([BLOCK], tl.float32), mask=at < length)

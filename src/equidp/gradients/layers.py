@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from torch import Tensor, nn
 
 from equidp.gradients import fused
 from equidp.gradients.convolutions import Convolutions
+from equidp.gradients.grouped import GroupedProducts
 from equidp.gradients.lookups import Lookups
-from equidp.gradients.products import GroupedProducts, Outer, Products
+from equidp.gradients.products import Outer, Products
 from equidp.gradients.rounding import LOST
 from equidp.gradients.standardised import Standardisation, Standardised
 from equidp.gradients.terms import Formed, Term, Vectors, along_positions
@@ -150,25 +152,24 @@ def _convolved(page: Page, backprops: Sequence[Tensor]) -> Term:
     bare = together and layer.padding_mode == "zeros" and backprops[0].device.type != "cpu"
     if bare:
         zeros[: 2 * len(layer.kernel_size)] = _padding(layer)
-    images = [_image(call.inputs[0] if bare else padded(layer, call.inputs[0])) for call in page.calls]
     size, stride, dilation = ((1, *x)[-2:] for x in (layer.kernel_size, layer.stride, layer.dilation))
     kernel = Kernel(size, stride, dilation, (layer.in_channels, layer.out_channels))
+    if not together and layer.groups < layer.in_channels:
+        grouped = [b.flatten(2).unflatten(1, (layer.groups, -1)).transpose(2, 3) for b in backprops]
+        windows = [partial(_windows, kernel, layer, call.inputs[0]) for call in page.calls]
+        return GroupedProducts(windows, grouped, layer.weight, page.workspace, layer)
+    images = [_image(call.inputs[0] if bare else padded(layer, call.inputs[0])) for call in page.calls]
     if together:
         return Convolutions(kernel, images, backprops, page.workspace, layer, zeros)
-    if layer.groups == layer.in_channels:
-        pairs = [_by_channel(kernel, x, b, page.workspace) for x, b in zip(images, backprops, strict=True)]
-        values, sizes = (_sum(parts) for parts in zip(*pairs, strict=True))
-        return Formed(values.flatten(1), sizes)
-    # [b, oh, ow, kh, kw, c] to [b, g, P, c/g·kernel], the layout of the layer's weight
-    windows = [
-        kernel.windows(x.contiguous(memory_format=torch.channels_last))
-        .permute(0, 5, 1, 2, 3, 4)
-        .unflatten(1, (layer.groups, -1))
-        for x in images
-    ]
-    inputs = [w.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(2, 3) for w in windows]
-    grouped = [b.flatten(2).unflatten(1, (layer.groups, -1)).transpose(2, 3) for b in backprops]
-    return GroupedProducts(along_positions(inputs, 2), along_positions(grouped, 2))
+    pairs = [_by_channel(kernel, x, b, page.workspace) for x, b in zip(images, backprops, strict=True)]
+    values, sizes = (_sum(parts) for parts in zip(*pairs, strict=True))
+    return Formed(values.flatten(1), sizes)
+
+
+def _windows(kernel: Kernel, layer: nn.Conv1d | nn.Conv2d, inputs: Tensor, some: slice) -> Tensor:
+    """Return some records' windows as `grouped.Windows` says: `[m, g, oh, ow, c/g, kh, kw]`."""
+    windows = kernel.windows(_image(padded(layer, inputs[some]))).permute(0, 5, 1, 2, 3, 4)
+    return windows.unflatten(1, (layer.groups, -1)).permute(0, 1, 3, 4, 2, 5, 6)
 
 
 def _by_channel(kernel: Kernel, images: Tensor, backprops: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:

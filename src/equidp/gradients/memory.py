@@ -24,6 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from equidp.errors import EquidpError
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, OF_DEVICES
 from equidp.gradients.shape import public_rows
@@ -31,6 +32,8 @@ from equidp.gradients.shape import public_rows
 SHARE = 0.6
 PER_PARAMETER = 24
 """Bytes for each trained parameter."""
+SUM_PER_PARAMETER = 4
+"""Bytes of them that no step does without: the sum."""
 
 
 def rows_that_fit(free: int, parameters: int, per_record: int) -> int:
@@ -90,21 +93,36 @@ def room_for(
         batch_size: expected number of records in a batch.
         views: copies of each record in a pass.
         resident: bytes of the training data, from their declared number; None: use the driver's figure as it is.
+
+    Raises:
+        EquidpError: for a GPU whose free memory does not hold the pass of one record.
     """
     device = features.device
     if device.type != "cuda":
         return False, None
     free, _ = torch.cuda.mem_get_info(device)
+    there = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if resident is not None:
         held = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
         free = max(0, free + torch.cuda.memory_reserved(device) - held - resident)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     try:
         kept = views * kept_per_record(model, features)
+    except torch.OutOfMemoryError as error:
+        raise EquidpError(_no_room(there)) from error
     except OF_DEVICES:
         raise
     except FAILURES:
         return False, None
+    if there < kept // 2 + SUM_PER_PARAMETER * trained:  # half, because a tensor may have been counted twice
+        raise EquidpError(_no_room(there))
     wanted = public_rows(batch_size, None)
     rows = rows_that_fit(free, trained, kept)
     return rows_that_fit(free // 2, trained, kept) >= wanted, rows if rows < wanted else None
+
+
+def _no_room(free: int) -> str:
+    return (
+        f"The GPU has {free >> 20} MiB of free memory, too little for the pass of a single record: end what else uses "
+        "it (nvidia-smi shows that), choose another by CUDA_VISIBLE_DEVICES, take a smaller model, or train on the CPU."
+    )

@@ -1,4 +1,4 @@
-"""Products: gradients of linear layers, and of convolutions in groups, as outer products summed over positions."""
+"""Products: gradients of linear layers, as outer products summed over positions."""
 
 from __future__ import annotations
 
@@ -144,29 +144,3 @@ class Products(Term):
     def _turned(self, gradients: Tensor) -> Tensor:
         """Return `[…, i·o]` as `[…, o·i]`."""
         return gradients.unflatten(-1, self._widths).transpose(-1, -2).flatten(-2)
-
-
-class GroupedProducts(Term):
-    """One product per group of channels: `A [b, g, P, i]`, `B [b, g, P, o]`, gradients `[g, o, i]`."""
-
-    def __init__(self, inputs: Tensor, backprops: Tensor) -> None:
-        self.inputs, self.backprops = inputs, backprops
-
-    def squared_norms(self) -> Tensor:
-        return materialised_norms([self], len(self.inputs), self._numel())
-
-    def _numel(self) -> int:
-        return self.inputs.shape[1] * self.inputs.shape[3] * self.backprops.shape[3]
-
-    def sizes(self) -> Tensor:
-        return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum((1, 2))
-
-    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
-        if self.inputs.shape[2] > MANY:
-            return formed_again([self], weights, silent, self._numel())
-        inputs, backprops = weighted(self.inputs, self.backprops, weights, silent)
-        inputs, backprops = inputs.transpose(0, 1).flatten(1, 2), backprops.transpose(0, 1).flatten(1, 2)
-        return (backprops.transpose(1, 2) @ inputs).flatten()
-
-    def gradients(self, start: int, stop: int) -> Tensor:
-        return alike(self.backprops[start:stop].transpose(2, 3), self.inputs[start:stop]).flatten(1)

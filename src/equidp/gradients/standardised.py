@@ -77,10 +77,9 @@ class Standardised(Term):
         self._numel = maps[0].weight.numel()
 
     def squared_norms(self) -> Tensor:
-        sizes = self.sizes()
-        some = pieces(self._records, self._numel, sizes.device)
+        some = pieces(self._records, self._numel, self._pairs[0][1].weight.device)
         norms = [norms_of(self.gradients(part.start, part.stop)) for part in some]
-        return raised(torch.cat(norms), sizes)
+        return raised(torch.cat(norms), self.sizes())  # sizes last: some terms know them from their gradients
 
     def sizes(self) -> Tensor:
         # J projects, which makes no vector longer, and then scales

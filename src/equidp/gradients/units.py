@@ -63,14 +63,14 @@ class UnitSums(Gradients):
         self._kept: list[tuple[slice | Tensor, Tensor]] | None = None
 
     def squared_norms(self) -> Tensor:
-        counts, sizes = self._units.counts, self._sizes()
-        squared = torch.zeros_like(sizes)
+        counts = self._units.counts
+        squared = torch.zeros_like(counts, dtype=torch.float32)
         if self._single is not None:
             squared = self._single.squared_norms()[counts.cumsum(0) - 1]
         self._kept = list(self._formed()) if len(counts) * self._numel <= KEPT_SUMS else None
         for some, sums in self._kept or self._formed():
             squared[some] = norms_of(sums)
-        return raised(squared, sizes) / counts.square()
+        return raised(squared, self._sizes()) / counts.square()  # sizes last: some terms know them from gradients
 
     def _sizes(self) -> Tensor:
         room = torch.zeros_like(self._units.counts, dtype=torch.float32)

@@ -2,12 +2,14 @@
 
 On a CPU, convolutions without groups are taken as convolutions of images. For a volume, each plane of the kernel is a
 convolution of images. For a transposed convolution of images, backprops and inputs change roles: the backprop is the
-image, and the input is the backprop. All other convolutions are products over places, of windows that are written out.
+image, and the input is the backprop. All other convolutions are products over places, of windows that are written out
+for a few records at a time (`grouped.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from equidp.gradients.convolutions import Convolutions
+from equidp.gradients.grouped import GroupedProducts, Windows
 from equidp.gradients.layers import Page, exact, padded
-from equidp.gradients.products import GroupedProducts
-from equidp.gradients.terms import Term, Vectors, along_positions, summed
+from equidp.gradients.terms import Term, Vectors, summed
 from equidp.gradients.windows import Kernel
 
 
@@ -26,12 +28,12 @@ def volume_convolution(page: Page) -> dict[str, Term]:
     layer, backprops = page.layer, [exact(call.backprop) for call in page.calls]
     terms = _bias(page, backprops)
     if "weight" in page.names:
-        images = [padded(layer, exact(call.inputs[0])) for call in page.calls]
-        if _as_images(layer, images):
+        inputs = [call.inputs[0] for call in page.calls]
+        if _as_images(layer, inputs):
+            images = [padded(layer, exact(values)) for values in inputs]
             return terms | {"weight": Planes.of(page, images, backprops)}
-        inputs = [_windows(layer, image, d) for image, d in zip(images, backprops, strict=True)]
-        seen = [_places(layer.groups, d) for d in backprops]
-        terms["weight"] = GroupedProducts(along_positions(inputs, 2), along_positions(seen, 2))
+        seen = [partial(_seen, layer, values, d.shape[2:]) for values, d in zip(inputs, backprops, strict=True)]
+        terms["weight"] = _grouped(page, seen, backprops)
     return terms
 
 
@@ -45,9 +47,8 @@ def transposed_convolution(page: Page) -> dict[str, Term]:
         if layer.weight.dim() <= 4 and _as_images(layer, inputs):
             spread = [F.pad(d, sides) for d in backprops]
             return terms | {"weight": _turned_round(page, spread, inputs)}
-        seen = [_windows(layer, F.pad(d, sides), x) for d, x in zip(backprops, inputs, strict=True)]
-        places = [_places(layer.groups, x) for x in inputs]
-        terms["weight"] = GroupedProducts(along_positions(seen, 2), along_positions(places, 2))
+        seen = [partial(_written_to, layer, d, sides, x.shape[2:]) for d, x in zip(backprops, inputs, strict=True)]
+        terms["weight"] = _grouped(page, seen, inputs)
     return terms
 
 
@@ -133,18 +134,27 @@ def _bias(page: Page, backprops: list[Tensor]) -> dict[str, Term]:
     return {"bias": Vectors(torch.stack([d.flatten(2).sum(2) for d in backprops]).sum(0))}
 
 
-def _places(groups: int, values: Tensor) -> Tensor:
-    """Return `[b, c, …]` as `[b, g, P, c/g]`."""
-    return values.flatten(2).unflatten(1, (groups, -1)).transpose(2, 3)
+def _grouped(page: Page, windows: Sequence[Windows], values: Sequence[Tensor]) -> GroupedProducts:
+    """Return the term of windows and of values `[b, c, …]` at their places."""
+    layer = page.layer
+    places = [x.flatten(2).unflatten(1, (layer.groups, -1)).transpose(2, 3) for x in values]
+    return GroupedProducts(windows, places, layer.weight, page.workspace, layer)
 
 
-def _windows(layer: Any, values: Tensor, like: Tensor) -> Tensor:
-    """Return the windows `[b, g, P, c/g·kernel]` of `[b, c, …]`: what the kernel covers at each place of `like`."""
-    axes = zip(layer.kernel_size, layer.stride, layer.dilation, like.shape[2:], strict=True)
-    for axis, (size, stride, dilation, places) in enumerate(axes):
+def _seen(layer: Any, inputs: Tensor, places: Sequence[int], some: slice) -> Tensor:
+    """Return some records' windows of inputs `[b, c, …]`, which the kernel covers at each place of the output."""
+    return _windows(layer, padded(layer, exact(inputs[some])), places)
+
+
+def _written_to(layer: Any, backprops: Tensor, sides: Sequence[int], places: Sequence[int], some: slice) -> Tensor:
+    """Return some records' windows of a transposed convolution's backprops, to which each place of the input writes."""
+    return _windows(layer, F.pad(backprops[some], list(sides)), places)
+
+
+def _windows(layer: Any, values: Tensor, places: Sequence[int]) -> Tensor:
+    """Return the windows of `[m, c, …]` at so many places along each axis, as `grouped.Windows` says."""
+    axes = zip(layer.kernel_size, layer.stride, layer.dilation, places, strict=True)
+    for axis, (size, stride, dilation, length) in enumerate(axes):
         values = values.unfold(2 + axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
-        values = values.narrow(2 + axis, 0, places)  # `output_padding` may leave room for one more
-    dims = len(layer.kernel_size)
-    grouped = values.unflatten(1, (layer.groups, -1))  # [b, g, c/g, places…, kernel…]
-    grouped = grouped.flatten(3 + dims).flatten(3, 2 + dims)  # [b, g, c/g, P, kernel]
-    return grouped.transpose(2, 3).flatten(3)
+        values = values.narrow(2 + axis, 0, length)  # `output_padding` may leave room for one more
+    return values.unflatten(1, (layer.groups, -1)).movedim(2, 2 + len(places))

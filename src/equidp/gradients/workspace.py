@@ -26,6 +26,8 @@ class Workspace:
             self.scratch_floats = min(self.scratch_floats, total // 128)
             self.keep_floats = min(self.keep_floats, total // 16)
         # on a GPU this is beside the quarter of the memory for other kept gradients: `memory.py` leaves room for it
+        # windows that are written out at once; more than a CPU's cache, because cutting a sum changes its digits
+        self.window_floats = ROOMY if device.type == "cpu" else self.scratch_floats
         self.roomy_floats = ROOMY if device.type == "cpu" else self.keep_floats // 4
         self._buffers: dict[object, Tensor] = {}
         self._ones: dict[tuple[int, torch.dtype], Tensor] = {}

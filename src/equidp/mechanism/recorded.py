@@ -133,6 +133,7 @@ class RecordedSteps:
         self._passes = trainer.engine.passes.twin()
         trained = set(map(id, trainer.engine.parameters))
         self._holding = [layer for layer in trainer.model.modules() if any(id(t) not in trained for t in _held(layer))]
+        self._lay_at: list[int] = []  # addresses of the optimiser's state
         self._of: object = None  # modes, hooks and forwards of the layers that were recorded
 
     def _objection(self) -> str:
@@ -180,12 +181,15 @@ class RecordedSteps:
         trainer = self._trainer
         if self.reason and not self._given_up:
             self._give_up()
-        if not self.reason and (now := trainer.engine.computed_by()) != self._of:
-            self.forget()  # another mode or hook: a replay runs no code of the model, and would go on without it
-            self._of = now
+        # another mode or hook: a replay runs no code of the model, and would go on without it; or the optimiser's state
+        # was loaded: a replay would go on from the old one, and write to it
+        if not self.reason and (trainer.engine.computed_by() != self._of or self._lie_at() != self._lay_at):
+            self.forget()
+            self._of = trainer.engine.computed_by()
         self._steps += 1
         if self.reason or self._steps == 1:  # the first step tries the model out, and makes the optimiser's state
             trainer.step_afresh(trainer.draw(), segment)
+            self._lay_at = self._lie_at()
             return
         units = trainer.sampling.draw_on_host()
         draw = Draw(brought(units, trainer.population.device))
@@ -392,6 +396,10 @@ class RecordedSteps:
         """Tensors of the optimiser's state."""
         kept = (value for state in self._trainer.optimizer.state.values() for value in state.values())
         return [value for value in kept if isinstance(value, Tensor)]
+
+    def _lie_at(self) -> list[int]:
+        """Addresses of these tensors if the update is recorded."""
+        return [tensor.data_ptr() for tensor in self._kept()] if self._updates else []
 
     def _draw_on(self, state: _State) -> None:
         """Let noise go on from that state."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from equidp.accounting.plan import Plan
@@ -103,6 +105,11 @@ def plan_run(
         raise EquidpError(f"{algorithm.name}: {error.message}") from error
     refuse_broken_promises(algorithm, solved)  # again, at the noise that was found
     return solved
+
+
+def declares_records(algorithm: Algorithm, plan: Plan) -> bool:
+    """Whether the number of units is a setting of the algorithm: then their true number is protected."""
+    return algorithm.adapt(replace(plan, records=plan.records + 1)).records == plan.records
 
 
 def plan_of(algorithm: str, train: Records, settings: Settings) -> Plan:

@@ -7,7 +7,7 @@ import logging
 import math
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from equidp.training.checkpoint import Checkpointer, life_of
 from equidp.training.digests import code_of_others, fingerprint, initial_state
 from equidp.training.journal import block_of
 from equidp.training.networks import augmentation, class_weights, loss_of, make_model
-from equidp.training.planning import groups_of, refuse_test_records
+from equidp.training.planning import declares_records, groups_of, refuse_test_records
 from equidp.training.promises import refuse_broken_promises
 from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import ParallelTrainer
@@ -110,7 +110,9 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     network = make_model(schema, request.model, algorithm, seed).to(device)
     if first:
         tell_parameters(algorithm.name, network)
-    at_once, graphs = _fitting(request, network, train, bytes_of(split.train) // (1 if peers is None else peers.size))
+    declared = plan.records if declares_records(algorithm, plan) and not privacy.by_unit else None
+    resident = bytes_of(split.train, declared) // (1 if peers is None else peers.size)
+    at_once, graphs = _fitting(request, network, train, resident)
     added = code_of_others(map(type, (*algorithm.parts, *network.modules())))
     keeper = None
     if request.workplace is not None and first:
@@ -233,12 +235,21 @@ def _keeper(
     return keeper
 
 
-def bytes_of(train: Records) -> int:
-    """Bytes of the training part, by the expected number of its records, because the actual number must not show."""
+def bytes_of(train: Records, declared: int | None = None) -> int:
+    """Bytes of the training part, by the declared or expected number of records, because the actual one must not show.
+
+    Args:
+        train: the training part.
+        declared: the number in the place of N where N itself is protected.
+    """
     columns = [train.features, train.labels, *train.groups.values(), *train.optional.values()]
     expected = None if train.membership is None else train.membership.expects(by_unit=False)
-    each = sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
-    return each * (len(train) if expected is None else expected)
+    return bytes_each(columns) * (declared or expected or len(train))
+
+
+def bytes_each(columns: Iterable[Tensor]) -> int:
+    """Bytes of one record in columns `[N, …]`."""
+    return sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
 
 
 def _public_part(algorithm: Algorithm, split: Split, privacy: PrivacySettings, training: TrainingSettings) -> Records:

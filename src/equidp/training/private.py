@@ -26,8 +26,8 @@ from equidp.mechanism.sampling import Examples, Population
 from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.system.threads import GLOBAL_RANDOM
-from equidp.training.planning import plan_run
-from equidp.training.preparation import device_of, random_source
+from equidp.training.planning import declares_records, plan_run
+from equidp.training.preparation import bytes_each, device_of, random_source
 from equidp.training.reading import Data, examples_of
 from equidp.training.statement import accounted_for, privacy_statement
 
@@ -131,6 +131,8 @@ def make_private(
     if isinstance(loss, nn.Module):  # it may hold weights of classes
         loss = loss.to(place)
     views = 1 if augmentation is None else augmentation.views
+    declared = declares_records(chosen, plan) and train.unit is None  # then the true number must not show
+    resident = plan.records * bytes_each([train.features, train.labels, ids]) if declared else None
     with GLOBAL_RANDOM:
         torch.manual_seed(secrets.randbits(63) if seed is None else derived_seed(seed, "dropout"))
     return Trainer(
@@ -143,7 +145,8 @@ def make_private(
         ledger=Ledger() if ledger is None else ledger,
         learning_rate=chosen.learning_rate or training.rate(plan.steps),
         optimizer=optimizer,
-        physical_batch_size=physical_batch_size or room_for(network, train.features, plan.batch_size, views)[1],
+        physical_batch_size=physical_batch_size
+        or room_for(network, train.features, plan.batch_size, views, resident=resident)[1],
         precision=precision,
         public=None if public is None else _public_of(public, train.packing).to(place),
         augmentation=augmentation,

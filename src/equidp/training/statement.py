@@ -19,6 +19,7 @@ from equidp.mechanism.algorithm import Algorithm, Outcome
 from equidp.mechanism.parts import Part
 from equidp.mechanism.parts.base import listed, of_others
 from equidp.parameters import DataSettings, PrivacySettings, TrainingSettings
+from equidp.training.planning import declares_records
 
 LEFT = (
     "The loop was interrupted within a step, or went back to an earlier state. Steps that are taken again have other "
@@ -86,8 +87,7 @@ def privacy_statement(
     assert published is not None
     # the published figure is of one training without repeated steps: for more it is no bound
     bounds = published.guarantee and plan.trials.single and accounted.run == accounted.planned
-    one_more = algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1))
-    declared, curve = one_more.records == plan.records, accounted.trade_off()  # if so, N is a setting
+    declared, curve = declares_records(algorithm, plan), accounted.trade_off()
     return base | {
         "records_declared": declared or _by_declared_sizes(membership, plan, privacy),
         "membership": membership_facts(membership),
