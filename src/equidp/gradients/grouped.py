@@ -36,19 +36,20 @@ class GroupedProducts(Term):
 
     Args:
         windows: of each call.
-        backprops: `B` of each call.
-        weight: only its shape is used, `[…, c, kernel…]`.
+        backprops: of each call, `[b, c, …]` at the places of its windows.
+        layer: whose weight has these gradients, `[…, c, kernel…]`; key of what is kept in the workspace.
         workspace: where windows are written, and where they or gradients are kept.
-        owner: the layer, key of what is kept in the workspace.
     """
 
     def __init__(
-        self, windows: Sequence[Windows], backprops: Sequence[Tensor], weight: Tensor, workspace: Workspace, owner: Any
+        self, windows: Sequence[Windows], backprops: Sequence[Tensor], layer: Any, workspace: Workspace
     ) -> None:
-        self._windows, self._backprops, self._workspace, self._owner = windows, backprops, workspace, owner
-        self._records, groups, _, outputs = backprops[0].shape
-        self._numel, self._bare = weight.numel(), weight[0, 0].numel() == 1  # then a window is a pixel of the image
-        self._shape = (groups, sum(b.shape[2] for b in backprops), self._numel // (groups * outputs))
+        self._windows, self._workspace, self._layer = windows, workspace, layer
+        self._backprops = [b.flatten(2).unflatten(1, (layer.groups, -1)).transpose(2, 3) for b in backprops]
+        self._records, groups, _, outputs = self._backprops[0].shape
+        self._numel = layer.weight.numel()
+        self._bare = math.prod(layer.kernel_size) == 1  # then a window is a pixel of the image
+        self._shape = (groups, sum(b.shape[2] for b in self._backprops), self._numel // (groups * outputs))
         self._many = self._shape[1] > MANY
         self._kept: Tensor | None = None
         self._sizes: Tensor | None = None
@@ -60,7 +61,7 @@ class GroupedProducts(Term):
         uncut = not self._bare and self._records * math.prod(self._shape) <= self._workspace.window_floats
         if self._many or uncut:
             kept = (self._numel,) if self._many else self._shape
-            self._kept = self._workspace.take_if_roomy(self._owner, self._records, *kept, like=like)
+            self._kept = self._workspace.take_if_roomy(self._layer, self._records, *kept, like=like)
         found = list[tuple[Tensor, Tensor]]()
         for some in pieces(self._records, self._numel, like.device):  # the same as in `formed_again`
             rows, sizes = self._formed(some.start, some.stop)

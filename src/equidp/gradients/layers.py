@@ -155,9 +155,8 @@ def _convolved(page: Page, backprops: Sequence[Tensor]) -> Term:
     size, stride, dilation = ((1, *x)[-2:] for x in (layer.kernel_size, layer.stride, layer.dilation))
     kernel = Kernel(size, stride, dilation, (layer.in_channels, layer.out_channels))
     if not together and layer.groups < layer.in_channels:
-        grouped = [b.flatten(2).unflatten(1, (layer.groups, -1)).transpose(2, 3) for b in backprops]
         windows = [partial(_windows, kernel, layer, call.inputs[0]) for call in page.calls]
-        return GroupedProducts(windows, grouped, layer.weight, page.workspace, layer)
+        return GroupedProducts(windows, backprops, layer, page.workspace)
     images = [_image(call.inputs[0] if bare else padded(layer, call.inputs[0])) for call in page.calls]
     if together:
         return Convolutions(kernel, images, backprops, page.workspace, layer, zeros)

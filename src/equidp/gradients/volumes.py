@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from equidp.gradients.convolutions import Convolutions
-from equidp.gradients.grouped import GroupedProducts, Windows
+from equidp.gradients.grouped import GroupedProducts
 from equidp.gradients.layers import Page, exact, padded
 from equidp.gradients.terms import Term, Vectors, summed
 from equidp.gradients.windows import Kernel
@@ -33,7 +33,7 @@ def volume_convolution(page: Page) -> dict[str, Term]:
             images = [padded(layer, exact(values)) for values in inputs]
             return terms | {"weight": Planes.of(page, images, backprops)}
         seen = [partial(_seen, layer, values, d.shape[2:]) for values, d in zip(inputs, backprops, strict=True)]
-        terms["weight"] = _grouped(page, seen, backprops)
+        terms["weight"] = GroupedProducts(seen, backprops, layer, page.workspace)
     return terms
 
 
@@ -48,7 +48,7 @@ def transposed_convolution(page: Page) -> dict[str, Term]:
             spread = [F.pad(d, sides) for d in backprops]
             return terms | {"weight": _turned_round(page, spread, inputs)}
         seen = [partial(_written_to, layer, d, sides, x.shape[2:]) for d, x in zip(backprops, inputs, strict=True)]
-        terms["weight"] = _grouped(page, seen, inputs)
+        terms["weight"] = GroupedProducts(seen, inputs, layer, page.workspace)
     return terms
 
 
@@ -132,13 +132,6 @@ def _bias(page: Page, backprops: list[Tensor]) -> dict[str, Term]:
     if "bias" not in page.names:
         return {}
     return {"bias": Vectors(torch.stack([d.flatten(2).sum(2) for d in backprops]).sum(0))}
-
-
-def _grouped(page: Page, windows: Sequence[Windows], values: Sequence[Tensor]) -> GroupedProducts:
-    """Return the term of windows and of values `[b, c, …]` at their places."""
-    layer = page.layer
-    places = [x.flatten(2).unflatten(1, (layer.groups, -1)).transpose(2, 3) for x in values]
-    return GroupedProducts(windows, places, layer.weight, page.workspace, layer)
 
 
 def _seen(layer: Any, inputs: Tensor, places: Sequence[int], some: slice) -> Tensor:
