@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 from equidp.gradients.layout import evaluating
-from equidp.gradients.misfit import FAILURES, OF_DEVICES
+from equidp.gradients.misfit import FAILURES
 from equidp.gradients.shape import public_rows
+from equidp.gradients.sites import OF_DEVICES
 
 SHARE = 0.6
 PER_PARAMETER = 24

@@ -14,14 +14,11 @@ from equidp.gradients.bookkeeping import BookKeeping, one_each
 from equidp.gradients.layers import embedding
 from equidp.gradients.losses import Loss
 from equidp.gradients.packing import SEVERAL, Packed, kind_of, several
-from equidp.gradients.sites import held
+from equidp.gradients.sites import OF_DEVICES, held
 from equidp.gradients.tape import Tape
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 """Errors that torch and models raise on records that they do not accept, or where a model has a mistake."""
-
-OF_DEVICES = (torch.OutOfMemoryError, torch.AcceleratorError)
-"""Those of a device, for which neither records nor model are to blame."""
 
 ELSEWHERE = (
     "A tensor of its own, or of yours that it uses, is on another device: let a layer hold it (register_buffer), or "

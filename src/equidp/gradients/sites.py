@@ -58,6 +58,9 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Embedding: embedding,
 }
 
+OF_DEVICES = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""Errors of a device, for which neither records nor model are to blame."""
+
 READ_VALUES = frozenset({fallback, standardised_convolution, libraries.batch_norm_act})
 """Rules that read the values of parameters. For other rules these are not kept."""
 
@@ -99,7 +102,7 @@ class Site:
             return self.rule(Page(self.layer, calls, frozenset(self.parameters), workspace))
         except RuntimeError as error:
             reason = str(error).partition(". ")[0]
-            if self.rule is not fallback or isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+            if self.rule is not fallback or isinstance(error, OF_DEVICES):
                 raise
             raise EquidpError(
                 f"Layer {self.name or 'model'!r} ({type(self.layer).__name__}) has no gradient rule, and torch.func "

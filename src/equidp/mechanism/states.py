@@ -102,7 +102,7 @@ def seed_unforeseen(device: torch.device) -> None:
     set_global_random(states, device)
 
 
-def copied(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+def checked(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """Return a copy of a trainer's state, which is refused before any of it is taken over.
 
     Args:

@@ -33,7 +33,7 @@ from equidp.mechanism.parts import Draw, StepFacts, Tossed, draws_plainly, known
 from equidp.mechanism.parts.base import of_others
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
-from equidp.mechanism.states import columns, copied, global_random, joined, moved, one_at_a_time, set_global_random
+from equidp.mechanism.states import checked, columns, global_random, joined, moved, one_at_a_time, set_global_random
 from equidp.system.progress import frames
 
 OnStep = Callable[[], None]
@@ -417,9 +417,9 @@ class Trainer(Noising):
         """Continue from `state_dict`. Later steps that this trainer has begun stay charged, and it draws other noise.
 
         Raises:
-            EquidpError: if the ledger does not hold what was charged for the steps taken, and as `copied`.
+            EquidpError: if the ledger does not hold what was charged for the steps taken, and as `checked`.
         """
-        state = copied(state, self.model)
+        state = checked(state, self.model)
         charged, taken = self.ledger.count, int(state["steps_done"])
         if self.algorithm.private and charged < taken:
             raise EquidpError(
