@@ -54,6 +54,18 @@ def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (outputs.sin().flatten(1) - labels.unsqueeze(1)).square().sum(1)
 
 
+class Sizes(TorchDispatchMode):
+    """Finds the most floats of the memory behind a tensor."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.largest = max(self.largest, made.untyped_storage().nbytes() // 4)
+        return made
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", LAYERS)
 def test_norms_and_sums_are_those_of_autograd(name: str) -> None:
@@ -135,21 +147,11 @@ def test_no_windows_are_held_from_norms_to_sum(layer: nn.Module, shape: tuple[in
     workspace = engine.passes.workspace
     engine.norms(features, torch.zeros(32))
     workspace.scratch_floats = features.numel() // 2
-    allowed, largest = 2 * features.numel(), 0
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
-            made = function(*args, **(kwargs or {}))
-            if isinstance(made, torch.Tensor):
-                largest = max(largest, made.untyped_storage().nbytes() // 4)
-            return made
-
     workspace._buffers.clear()
-    with Sizes():
+    with Sizes() as sizes:
         norms = engine.passes.norms(features, torch.zeros(32))
         engine.weighted_sum(torch.ones_like(norms))
-    assert 0 < largest <= allowed
+    assert 0 < sizes.largest <= 2 * features.numel()
 
 
 def test_windows_are_written_once_for_the_norms_of_units(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,17 +173,8 @@ def test_their_windows_are_not_written_out(layer, shape) -> None:
     engine.norms(features, torch.zeros(16))  # what is kept from step to step
     if registers_here() is None:
         pytest.skip("no compiled code on this machine")
-    allowed, largest = 2 * max(features.numel(), layer(features).numel()), 0
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
-            made = function(*args, **(kwargs or {}))
-            if isinstance(made, torch.Tensor):
-                largest = max(largest, made.untyped_storage().nbytes() // 4)
-            return made
-
-    with Sizes():
+    allowed = 2 * max(features.numel(), layer(features).numel())
+    with Sizes() as sizes:
         norms = engine.passes.norms(features, torch.zeros(16))
         engine.weighted_sum(torch.ones_like(norms))
-    assert 0 < largest <= allowed
+    assert 0 < sizes.largest <= allowed
