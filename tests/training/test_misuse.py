@@ -995,3 +995,6 @@ def test_a_coin_for_a_whole_pass_is_one_for_all_where_a_step_takes_one() -> None
     trainer = trainer_of(model=Skipping())
     trainer.run_steps(2)
     assert trainer.steps_done == 2
+    trainer.physical_batch_size = 16  # from now on a step may take several
+    with pytest.raises(EquidpError, match=r"all records of a pass share.*mode='row'"):
+        trainer.run_steps(1)

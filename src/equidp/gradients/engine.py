@@ -102,7 +102,7 @@ class GradientEngine:
         self._shares = WholeShares(model, loss)
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
-        self._probed_in: object = None  # modes and additions of the layers, and a record's shape if it has windows
+        self._probed_in: object = None  # what `here` gave when the model was tried
         self._beside = self._trained.beside()
         self._told = False  # that hooks have changed
         self._tried = 0  # records in the largest batch that was tried in this state
@@ -212,7 +212,7 @@ class GradientEngine:
                 )
 
         def here() -> object:  # larger records have more windows
-            return done, features.shape[1:] if self.passes.blocks else None
+            return done, self.in_pieces, features.shape[1:] if self.passes.blocks else None
 
         if (state := here()) != self._probed_in:
             # a hook may come and go by turns: then a look follows, and no trial, except of which rows are a record's

@@ -55,7 +55,6 @@ class Looking:
     pursuing: Pursuing
     releasing: Releasing
     public_part: Labelled | None
-    physical_batch_size: int | None
     augmentation: Augmentation | None
     steps_done: int
     plan: Plan
@@ -63,6 +62,7 @@ class Looking:
     diagnostics: Diagnostics | None
     _optimizer: torch.optim.Optimizer
     recorded: RecordedSteps | None = None
+    _at_once: int | None
     _leaves: nn.Module | None = None
     """A copy of the model with the weights that leave the run, made when it is first needed."""
     algorithm: Algorithm
@@ -127,11 +127,18 @@ class Looking:
         """How many units this process draws on average; a public number."""
         return self.plan.batch_size
 
-    def in_pieces(self) -> bool:
-        """Whether private records may come in several passes: chunks of a batch, or of all units that are looked at."""
+    @property
+    def physical_batch_size(self) -> int | None:
+        """The most units in memory at once; None for all. If another number is assigned, the model is tried again."""
+        return self._at_once
+
+    @physical_batch_size.setter
+    def physical_batch_size(self, most: int | None) -> None:
+        self._at_once = most
+        # private records may come in several passes: chunks of a batch, or of all units that are looked at
         looked_at = not self.algorithm.acceptance.always or self.algorithm.sampler.budget(self.plan) is not None
-        cut = self.engine.rows is not None or self.physical_batch_size is not None
-        return self.algorithm.private and (cut or looked_at)
+        cut = self.engine.rows is not None or most is not None
+        self.engine.in_pieces = self.algorithm.private and (cut or looked_at)
 
     def chunks(self, draw: Draw, size: int | None = None) -> list[Draw]:
         """Split a draw into chunks, which pass through the model one after another.

@@ -110,7 +110,6 @@ class Trainer(Noising):
         self.learning_rate, self.augmentation = learning_rate, augmentation
         self.optimizer = make_optimizer(self.engine.parameters, learning_rate)
         self.physical_batch_size = physical_batch_size
-        self.engine.in_pieces = self.in_pieces()
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
         self.segments = algorithm.schedule.segments(self.plan)
         refuse_vanishing(algorithm, self.plan, self.segments, self.engine.dimension)
