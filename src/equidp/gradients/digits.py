@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from equidp.errors import EquidpError
+from equidp.gradients.agreement import nearby
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.drawn import drawn_apart, reseed
 from equidp.gradients.picks import refuse_picks
-from equidp.gradients.probe import SEVERAL, nearby
+from equidp.gradients.probe import SEVERAL
 from equidp.gradients.refusals import same
 from equidp.gradients.varied import filled, takes, varied
 

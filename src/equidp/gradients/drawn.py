@@ -45,12 +45,17 @@ def seeded_norms(
     return passes.norms(features.clone(), labels.clone(), owners=owners)  # copies: a model may write into its records
 
 
-def draws(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
-    """Whether the model draws random numbers."""
+def drawn_norms(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, bool]:
+    """As `seeded_norms`, and whether the model has drawn random numbers."""
     reseed(passes, seed)
     undrawn = generators(passes)
-    passes.norms(features.clone(), labels.clone())
-    return not generators(passes).equal(undrawn)
+    norms = passes.norms(features.clone(), labels.clone())
+    return norms, not generators(passes).equal(undrawn)
+
+
+def draws(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
+    """Whether the model draws random numbers."""
+    return drawn_norms(passes, features, labels, seed)[1]
 
 
 DRAWING = frozenset(

@@ -29,9 +29,10 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients.agreement import RECORDS, TOLERANCE, close, compare_norms, mixed, nearby
 from equidp.gradients.blocks import Asking
 from equidp.gradients.bookkeeping import NOTHING, BookKeeping
-from equidp.gradients.drawn import Drawing, drawn_apart, draws, reseed, seeded_norms
+from equidp.gradients.drawn import Drawing, drawn_apart, drawn_norms, draws, reseed, seeded_norms
 from equidp.gradients.layout import evaluating
 from equidp.gradients.misfit import FAILURES, halved_by_itself
 from equidp.gradients.precision import as_precise_as_norms, spoiling
@@ -41,11 +42,8 @@ from equidp.gradients.shares import scripted
 from equidp.gradients.sites import held
 from equidp.gradients.varied import varied
 
-RECORDS = 2
 SEVERAL = 32
 DRAWS = 20  # of a model that draws: two records meet in each with a chance of a half where they are shuffled
-TOLERANCE = {"float32": 1e-3, "bf16": 5e-2}
-"""Allowed difference as a share of a gradient's norm: far above rounding, and far below a missing contribution."""
 
 
 def probe(passes: BookKeeping, features: Tensor, labels: Tensor, *, others: bool) -> int:
@@ -100,7 +98,7 @@ def _probed(passes: BookKeeping, features: Tensor, labels: Tensor, two: list[int
             if not _found_sound(passes, features[two], labels[two], seed):
                 return 0
         with passes.parameters_at(nearby(passes)):
-            if _found_sound(passes, features[two], labels[two], seed) and len(two) == RECORDS:
+            if _found_sound(passes, features[two], labels[two], seed, near=True) and len(two) == RECORDS:
                 _compare_several(passes, features, labels, seed)
     return len(features) if len(two) == RECORDS else 1
 
@@ -125,13 +123,13 @@ def _compare_first(
             passes.norms(some.clone(), theirs.clone())
         found.append(seeded_norms(passes, features, labels, seed))
     after_one, after_nobody = found
-    _compare_norms(passes, after_one, after_nobody, share=0.01)
+    compare_norms(passes, after_one, after_nobody, share=0.01)
     for place in sorted({0, len(features) - 1}):  # at least one of the two is not the record with the largest number
         one, its = features[place : place + 1], labels[place : place + 1]
         with contextlib.suppress(*FAILURES):  # the model does not accept a record alone
             after_all = seeded_norms(passes, one, its, seed)
             set_back()
-            _compare_norms(passes, after_all, seeded_norms(passes, one, its, seed), share=0.01)
+            compare_norms(passes, after_all, seeded_norms(passes, one, its, seed), share=0.01)
         seeded_norms(passes, features, labels, seed)
 
 
@@ -155,7 +153,7 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: i
     """
     with drawn_apart(passes) as seed, as_precise_as_norms():
         before, apart = _kept_now(passes), max(records // 2, 1)
-        _compare_beside(passes, features, labels, seed, apart)
+        _compare_beside(passes, features, labels, seed, apart=apart)
         if passes.blocks:
             _ask_nothing(passes, features, labels, seed)
         _compare_kept(passes, before)
@@ -183,25 +181,21 @@ def _first_two(features: Tensor, labels: Tensor, among: Tensor | None = None) ->
     return [*places[:1].tolist(), *places[others][:1].tolist()]
 
 
-def nearby(passes: BookKeeping) -> Tensor:
-    """Return `[d]` parameters near those of the model, none of them zero."""
-    flat = torch.cat([parameter.detach().reshape(-1) for parameter in passes.parameters])
-    moved = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)).to(flat.device)
-    return flat + 0.01 * moved
+def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, *, near: bool = False) -> bool:
+    """Try two records, or one; return False if their gradients are not finite, so that nothing was tried.
 
-
-def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
-    """Try two records, or one; return False if their gradients are not finite, so that nothing was tried."""
+    `near`: whether the parameters are those nearby, and several draws were tried at them.
+    """
     before = _kept_now(passes)
-    norms = seeded_norms(passes, features, labels, seed)
+    norms, drawn = drawn_norms(passes, features, labels, seed)
     _compare_kept(passes, before)
     if passes.blocks:
         _try_blocks(passes, features, labels, seed)
-        norms = seeded_norms(passes, features, labels, seed)
+        norms, drawn = drawn_norms(passes, features, labels, seed)
     unreached = set(passes.without_gradient())
     ours = passes.weighted_sum(torch.ones_like(norms))
     expected = _by_autograd(passes, features, labels, seed)
-    if unreached and draws(passes, features, labels, seed):  # the model may leave out a layer by chance
+    if unreached and drawn:  # the model may leave out a layer by chance
         for draw in range(1, DRAWS):
             seeded_norms(passes, features, labels, seed + draw)
             unreached &= set(passes.without_gradient())
@@ -210,14 +204,15 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
         return False
     _compare_sums(passes, features, ours, expected, norms)
     if len(features) == RECORDS:
-        for draw in range(DRAWS if draws(passes, features, labels, seed) else 1):
-            _compare_beside(passes, features, labels, seed + draw)
-        with _undrawn(passes, features, labels, seed) as together:
+        _compare_beside(passes, features, labels, seed, norms)
+        if drawn and not near:
+            _compare_draws(passes, features, labels, seed)
+        with _undrawn(passes, features, labels, seed, norms, drawn=drawn) as together:
             if together is not None:
                 alone = [seeded_norms(passes, features[i : i + 1], labels[i : i + 1], seed) for i in range(RECORDS)]
-                _compare_norms(passes, together, torch.cat(alone))
+                compare_norms(passes, together, torch.cat(alone))
     # a model that remembers records, however slowly, has seen others by now, or the same ones again
-    _compare_norms(passes, norms, seeded_norms(passes, features, labels, seed), share=0.01)
+    compare_norms(passes, norms, seeded_norms(passes, features, labels, seed), share=0.01)
     if len(features) == RECORDS:
         twice, owners = torch.tensor([[0, 1, 0], [0, 1, 1]], device=features.device)
         _compare_each(passes, features, labels, seed)
@@ -240,13 +235,15 @@ def _try_blocks(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int
     one, two = features[:1], torch.cat([features[:1], torch.zeros_like(features[:1])])
     seeded_norms(passes, one, labels[:1], seed)
     _ask_nothing(passes, features, labels, seed)
-    with contextlib.suppress(*FAILURES), _undrawn(passes, two, labels[[0, 0]], seed) as together:
-        if together is not None and not close(passes, together[:1], seeded_norms(passes, one, labels[:1], seed)):
-            raise EquidpError(
-                f"Layer {passes.blocks.first!r} sees several rows of each record along the first dimension, and not "
-                "one record's after another's: let it, as x.flatten(0, 1) of [b, windows, …] does; else records must "
-                "stay along the first dimension (batch_first=True, say)."
-            )
+    with contextlib.suppress(*FAILURES):
+        norms, drawn = drawn_norms(passes, two, labels[[0, 0]], seed)
+        with _undrawn(passes, two, labels[[0, 0]], seed, norms, drawn=drawn) as together:
+            if together is not None and not close(passes, together[:1], seeded_norms(passes, one, labels[:1], seed)):
+                raise EquidpError(
+                    f"Layer {passes.blocks.first!r} sees several rows of each record along the first dimension, and "
+                    "not one record's after another's: let it, as x.flatten(0, 1) of [b, windows, …] does; else "
+                    "records must stay along the first dimension (batch_first=True, say)."
+                )
 
 
 def _ask_nothing(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
@@ -261,34 +258,41 @@ def _ask_nothing(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
 def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
     _compare_beside(passes, features, labels, seed, apart=len(features) // 2)
     some = varied(passes, features, labels)
-    _compare_beside(passes, some, labels, seed)
-    with _undrawn(passes, some, labels, seed) as together:
+    norms, drawn = drawn_norms(passes, some, labels, seed)
+    _compare_beside(passes, some, labels, seed, norms)
+    with _undrawn(passes, some, labels, seed, norms, drawn=drawn) as together:
         if together is not None:
-            _compare_norms(passes, together, seeded_norms(passes, some.flip(0), labels.flip(0), seed).flip(0))
+            compare_norms(passes, together, seeded_norms(passes, some.flip(0), labels.flip(0), seed).flip(0))
 
 
-def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, apart: int = 1) -> None:
+def _compare_beside(
+    passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, norms: Tensor | None = None, apart: int = 1
+) -> None:
     """Refuse a model in which a record's norm changes when its partner is replaced by a copy of the record.
 
     Partners are `apart` places apart. The record keeps its place in the batch, so the model draws the same random
-    numbers for it.
+    numbers for it. `norms` `[b]` are those of the batch with this seed, where they are known already.
     """
-    if not _changed_beside(passes, features, labels, seed, apart):
+    together = seeded_norms(passes, features, labels, seed) if norms is None else norms
+    if not _changed_beside(passes, features, labels, seed, together, apart):
         return
     if draws(passes, features, labels, seed):
         with evaluating(passes.model):
-            by_chance = not _changed_beside(passes, features, labels, seed, apart)
+            together = seeded_norms(passes, features, labels, seed)
+            by_chance = not _changed_beside(passes, features, labels, seed, together, apart)
         if by_chance:
             raise EquidpError(
                 "A record's gradient changes with the other records of its batch, by the random numbers that the model "
                 "draws in training: it mixes records by chance, or draws as many as the batch's longest record wants. "
                 "Pad all records to one length, or leave the dropout out."
             )
-    raise _mixed()
+    raise mixed()
 
 
-def _changed_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, apart: int) -> bool:
-    together, places = seeded_norms(passes, features, labels, seed), torch.arange(len(features), device=features.device)
+def _changed_beside(
+    passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, together: Tensor, apart: int
+) -> bool:
+    places = torch.arange(len(features), device=features.device)
     second = places // apart % 2
     for kept in range(2):
         taken = (places + apart * (kept - second)).clamp(max=len(places) - 1)
@@ -298,19 +302,44 @@ def _changed_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed:
     return False
 
 
+def _compare_draws(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
+    """Try several draws of a model, at parameters nearby alone: which records meet by chance does not depend on them.
+
+    Where no gradient is finite nearby, the draws are tried at the model's own parameters.
+    """
+    with passes.parameters_at(nearby(passes)):
+        shown = bool(seeded_norms(passes, features, labels, seed).isfinite().all())
+        for draw in range(1, DRAWS if shown else 1):
+            _compare_beside(passes, features, labels, seed + draw)
+    for draw in range(1, 1 if shown else DRAWS):
+        _compare_beside(passes, features, labels, seed + draw)
+
+
 @contextlib.contextmanager
-def _undrawn(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> Iterator[Tensor | None]:
+def _undrawn(
+    passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, norms: Tensor, *, drawn: bool
+) -> Iterator[Tensor | None]:
     """Yield the norms of the model without its random numbers, which differ with a record's place in the batch.
 
     One number takes the place of all that are seen (`Drawing`). Where others are left, the model is also put into
-    evaluation mode; None if it still draws there.
+    evaluation mode; None if it still draws there, or from another generator than torch's.
+
+    Args:
+        passes: the forward and backward passes of the model.
+        features: `[b, …]`.
+        labels: `[b, …]`.
+        seed: of the first draw.
+        norms: `[b]`, of the model as it is, with this seed.
+        drawn: whether random numbers were drawn for them.
     """
-    drawn = draws(passes, features, labels, seed)
-    for evaluated in (False, True) if drawn else (False,):
-        with evaluating(passes.model) if evaluated else NOTHING, Drawing(passes) if drawn else NOTHING:
+    if not drawn:
+        yield norms if close(passes, norms, seeded_norms(passes, features, labels, seed + 1)) else None
+        return
+    for evaluated in (False, True):
+        with evaluating(passes.model) if evaluated else NOTHING, Drawing(passes):
             first, second = (seeded_norms(passes, features, labels, seed + draw) for draw in (0, 1))
             # numbers that nobody sees may move norms by next to nothing, so that two draws are close by chance alone
-            draws_on = drawn and (not evaluated or draws(passes, features, labels, seed))
+            draws_on = not evaluated or draws(passes, features, labels, seed)
             if first.equal(second) if draws_on else close(passes, first, second):
                 yield first
                 return
@@ -419,26 +448,3 @@ def _compare_sums(passes: BookKeeping, features: Tensor, ours: Tensor, expected:
         "on that record alone, and on no loss that was computed before."
     )
     raise EquidpError(f"The per-record gradients of parameter {names[wrong[0]]!r} are not those of the loss. {advice}")
-
-
-def _compare_norms(passes: BookKeeping, together: Tensor, alone: Tensor, share: float = 1.0) -> None:
-    if not close(passes, together, alone, share):
-        raise _mixed()
-
-
-def _mixed() -> EquidpError:
-    return EquidpError(
-        "A record's gradient changes with the other records of its batch, or with those before it: some layer or "
-        "the loss mixes records, or draws from another generator than torch's (numpy's, say); let each record's loss "
-        "depend on that record alone."
-    )
-
-
-def close(passes: BookKeeping, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
-    """Whether norms `[b]` of the same records agree, up to rounding."""
-    finite = norms.isfinite()
-    # among many records some may have almost no gradient, only rounding, so the mean norm is the measure
-    floor, share = (1e-6, share) if len(norms) <= RECORDS else (norms[finite].mean(), 0.1)
-    near = (norms - others).abs() <= share * TOLERANCE[passes.precision] * (norms + floor)
-    # asks for "near", not "different": NaN is neither, and counts as equal only where both are not finite
-    return bool((near | ~(finite | others.isfinite())).all())

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from equidp.errors import EquidpError, first_line
+from equidp.gradients.agreement import TOLERANCE
 from equidp.gradients.bookkeeping import Asked, BookKeeping
-from equidp.gradients.probe import TOLERANCE
 from equidp.system.threads import GLOBAL_RANDOM
 
 TRIALS = 3

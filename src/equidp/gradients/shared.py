@@ -15,10 +15,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from equidp.errors import EquidpError
+from equidp.gradients.agreement import close, nearby
 from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.drawn import Drawing, drawn_apart, draws, seeded_norms
 from equidp.gradients.precision import as_precise_as_norms
-from equidp.gradients.probe import close, nearby
 
 OTHERS = 0.0, 1 - 2.0**-20, None
 """Numbers in the place of those drawn. A coin is compared with a chance, and the first two lie on its two sides. None:
