@@ -22,6 +22,8 @@ from sqlalchemy import Engine, event
 # the thread count decides the order of sums, and runs in here are compared with runs in processes of their own; and
 # pytest's own processes share the cores: threads on top of them nearly double the time of the whole
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# and a thread that waits for others must not keep them from a core: with several threads it took most of the time
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Triton asks when it is first imported, whoever does that: without a GPU its kernels are tried in its interpreter
 if not Path("/dev/nvidia0").exists():

@@ -1,4 +1,4 @@
-"""The look at a model's gradients before it is first used, taken once for each kind where many tests train one."""
+"""The trial of a model before its first use: taken once for each kind, or left out, where it is not what is tested."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equidp.gradients import engine
 from equidp.gradients.bookkeeping import BookKeeping
-from equidp.gradients.probe import probe
+from equidp.gradients.probe import SEVERAL, probe
 
 KNOWN: dict[Any, int] = {}
 
@@ -34,4 +34,11 @@ def tried_once() -> Iterator[None]:
         return KNOWN[kind]
 
     with mock.patch.object(engine, "probe", once):
+        yield
+
+
+@contextmanager
+def untried() -> Iterator[None]:
+    """Within, `probe` says that it found nothing: for tests that hold all gradients to autograd's themselves."""
+    with mock.patch.object(engine, "probe", lambda passes, features, labels, *, others: min(len(features), SEVERAL)):
         yield

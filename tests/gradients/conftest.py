@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from tests import tried
 from torch import Tensor, nn
 
 from equidp.gradients import bookkeeping, compiled
@@ -26,6 +27,13 @@ def _materialise(model: nn.Module, features: Tensor, labels: Tensor, loss: Calla
 def materialise() -> Callable[..., Tensor]:
     """`(model, features, labels, loss)` to `[b, d]`: every record's gradient by torch.func, one record at a time."""
     return _materialise
+
+
+@pytest.fixture
+def untried() -> Iterator[None]:
+    """No model is tried: the test holds its gradients to autograd's itself."""
+    with tried.untried():
+        yield
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def _seed() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_torch_func_on_whole_models(family, check) -> None:
+def test_equals_torch_func_on_whole_models(family, check, untried) -> None:
     check(*family())
 
 
@@ -173,7 +173,7 @@ def test_a_tie_between_modules_adds_gradients_before_the_norm(check) -> None:
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn_small", "cnn4", "cnn9", "resnet9", "bilstm"])
-def test_equals_exact_gradients_on_the_projects_models(name, materialise) -> None:
+def test_equals_exact_gradients_on_the_projects_models(name, materialise, untried) -> None:
     """Against float64: what differs is the engine's rounding. Pretrained and fixed-feature models: tests/models."""
     kind = {"logistic": "table", "bilstm": "reviews", "cnn9": "cifar10", "resnet9": "cifar10"}.get(name, "mnist")
     options = {"resnet9": {"width": 16}}.get(name, {})
@@ -254,7 +254,7 @@ def test_a_model_that_fails_on_no_records_has_outputs_of_an_empty_batch(rows: in
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])
 @pytest.mark.parametrize("family", [mlp, cnn, resnet])
-def test_a_silenced_record_leaves_no_trace(family, poison, reference) -> None:
+def test_a_silenced_record_leaves_no_trace(family, poison, reference, untried) -> None:
     model, features = family()
     labels = torch.arange(len(features)) % 3
     expected = reference(model, features, labels)
@@ -352,7 +352,7 @@ def test_a_gradient_that_overflows_without_a_nan_is_silenced_too() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_unit_is_the_mean_of_its_records(family, reference) -> None:
+def test_a_unit_is_the_mean_of_its_records(family, reference, untried) -> None:
     model, features = family()
     labels, owners = torch.arange(5) % 3, torch.tensor([0, 1, 2, 2, 2])
     rows = reference(model, features, labels)
@@ -366,7 +366,7 @@ def test_a_unit_is_the_mean_of_its_records(family, reference) -> None:
 
 @pytest.mark.parametrize("unit", [1, 2])
 @pytest.mark.parametrize("family", [mlp, cnn, resnet])
-def test_a_silenced_unit_leaves_no_trace(family, unit: int, reference) -> None:
+def test_a_silenced_unit_leaves_no_trace(family, unit: int, reference, untried) -> None:
     """One of a single record, and one of three of which one has no finite gradient."""
     model, features = family()
     labels, owners = torch.arange(5) % 3, torch.tensor([0, 1, 2, 2, 2])
@@ -381,7 +381,7 @@ def test_a_silenced_unit_leaves_no_trace(family, unit: int, reference) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_units_norm_is_its_own_to_the_last_bit(family) -> None:
+def test_a_units_norm_is_its_own_to_the_last_bit(family, untried) -> None:
     """A unit of many records, and one whose records cancel, beside it: rounding must not tell who else is there."""
     model, features = family()
     labels = torch.arange(5) % 3
@@ -650,7 +650,7 @@ def test_a_unit_of_several_records_does_not_change_norms_of_other_units() -> Non
 
 @pytest.mark.parametrize("share", [0.4, 1.5])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_iterates_equal_a_materialised_sum_of_gradients(family, share: float, reference) -> None:
+def test_iterates_equal_a_materialised_sum_of_gradients(family, share: float, reference, untried) -> None:
     model, features = family()
     labels = torch.arange(5) % 3
     current = reference(model, features, labels)
@@ -827,7 +827,7 @@ def test_what_torch_func_cannot_take_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("units", [False, True])
-def test_norms_and_weights_by_parameter_equal_the_reference(family, units: bool, reference) -> None:
+def test_norms_and_weights_by_parameter_equal_the_reference(family, units: bool, reference, untried) -> None:
     model, features = family()
     labels, owners = torch.arange(len(features)) % 3, torch.arange(len(features)) // 2
     expected = reference(model, features, labels)

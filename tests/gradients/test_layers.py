@@ -175,7 +175,7 @@ CONVOLUTIONS = [
     ],
 )
 @pytest.mark.parametrize("settings", CONVOLUTIONS)
-def test_conv2d(settings, kernel, layout, holds) -> None:
+def test_conv2d(settings, kernel, layout, holds, untried) -> None:
     holds(nn.Conv2d(4, 8, kernel, **settings), torch.randn(4, 4, 9, 10).to(memory_format=layout))
 
 

@@ -66,7 +66,7 @@ class Sizes(TorchDispatchMode):
         return made
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("way", "untried")
 @pytest.mark.parametrize("name", LAYERS)
 def test_norms_and_sums_are_those_of_autograd(name: str) -> None:
     torch.manual_seed(3)
@@ -86,7 +86,7 @@ def test_norms_and_sums_are_those_of_autograd(name: str) -> None:
     )
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("way", "untried")
 @pytest.mark.parametrize("name", LAYERS)
 def test_units_of_records_too(name: str) -> None:
     torch.manual_seed(4)
@@ -107,7 +107,7 @@ def on_gpu_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volumes, "_as_images", lambda *_: False)
 
 
-@pytest.mark.usefixtures("on_gpu_way")
+@pytest.mark.usefixtures("on_gpu_way", "untried")
 @pytest.mark.parametrize("many", [1, 1000])
 @pytest.mark.parametrize("name", [*LAYERS, "called twice"])
 def test_windows_may_be_cut_by_records_and_by_positions(name: str, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_windows_may_be_cut_by_records_and_by_positions(name: str, many: int, mo
     assert all(map(torch.equal, found[0][:2], found[1][:2]))
 
 
-@pytest.mark.usefixtures("on_gpu_way")
+@pytest.mark.usefixtures("on_gpu_way", "untried")
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
