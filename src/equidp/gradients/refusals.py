@@ -152,8 +152,8 @@ class Trained:
         """Return the model's layers.
 
         Raises:
-            EquidpError: a layer or a trained parameter was replaced; a trained parameter is not float32, or has another
-                shape; a frozen parameter requires gradients, or is in half precision on a CPU. The message names it.
+            EquidpError: a layer or a trained parameter was replaced; a trained parameter is not float32, has another
+                shape, or requires gradients; a frozen one does, or is in half precision on a CPU. The message names it.
         """
         layers = tuple(self._model.modules())
         if len(layers) != len(self._layers) or not all(map(operator.is_, layers, self._layers)):
@@ -192,6 +192,13 @@ class Trained:
                     "which it would not be: freeze it again (requires_grad_(False)), or make another trainer of the "
                     "model; what leaves then has cost the ε of both."
                 )
+        again = next((name for name, _, _, value, _ in self._parameters if value.requires_grad), None)
+        if again is not None:
+            raise EquidpError(
+                f"Parameter {again!r} requires gradients of autograd again, and its private ones are taken another "
+                "way: those of a backward() of your own have neither bound nor noise. Switch it off "
+                "(requires_grad_(False)), and make the model anew if it has taken steps by these."
+            )
         return layers
 
 
