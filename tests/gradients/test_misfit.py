@@ -229,6 +229,17 @@ def test_a_model_that_keeps_what_it_computed_is_told_so() -> None:
         raise_told(error.value, engine.passes, FEATURES, LABELS)
 
 
+def test_a_penalty_on_gradients_is_told_what_is_not_seen() -> None:
+    """It was torch's own error of the trial without gradients, and the advice was on types and sizes."""
+
+    def steep(line: nn.Linear, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(line(x).exp().sum(), x, create_graph=True)[0]
+
+    with pytest.raises(EquidpError, match=r"takes gradients of its own .* of frozen layers alone"):
+        GradientEngine(As(steep), LOSS).norms(torch.rand(6, 4), LABELS)
+
+
 def test_a_trained_layer_within_vmap_is_told_to_take_rows() -> None:
     """Windows of a record come so, too; it was torch's own error."""
     features = torch.rand(6, 3, 4)

@@ -943,7 +943,44 @@ def test_a_part_of_the_batch_that_a_permutation_chooses_is_found(in_pieces: bool
         engine.norms(torch.randn(8, 6), torch.arange(8) % 3)
 
 
+def _mirrored(outputs: Tensor) -> Tensor:
+    """As the diffusion models of DDIM draw their steps."""
+    steps = torch.randint(0, 9, (len(outputs) // 2 + 1,))
+    return outputs * (torch.cat([steps, 8 - steps])[: len(outputs)].unsqueeze(1) - 3.5)
+
+
+def _antithetic(outputs: Tensor) -> Tensor:
+    drawn = torch.rand(len(outputs) // 2 + 1)
+    return outputs * torch.cat([drawn, 1 - drawn])[: len(outputs)].unsqueeze(1)
+
+
+def _centred(outputs: Tensor) -> Tensor:
+    noise = torch.randn_like(outputs)
+    return outputs + noise - noise.mean(0)
+
+
+def _above_the_mean(outputs: Tensor) -> Tensor:
+    drawn = torch.rand(len(outputs), 1)
+    return outputs * (drawn > drawn.mean())
+
+
+def _every_second(outputs: Tensor) -> Tensor:
+    first = torch.randint(len(outputs), (1,))
+    return outputs * ((torch.arange(len(outputs)) + first) % 2).unsqueeze(1)
+
+
+@pytest.mark.parametrize("drawing", [_mirrored, _antithetic, _centred, _above_the_mean, _every_second])
+def test_a_random_number_that_reaches_several_records_is_found(drawing: Callable[[Tensor], Tensor]) -> None:
+    """One record less makes other pairs, or another mean: given the random numbers, others' gradients are others."""
+    torch.manual_seed(0)
+    with pytest.raises(EquidpError, match=r"one reaches several records|changes with the other records of its batch"):
+        GradientEngine(By(drawing), cross_entropy).norms(torch.randn(8, 6), torch.arange(8) % 3)
+
+
 OF_EACH: list[Callable[[Tensor], Tensor]] = [
+    lambda outputs: outputs * torch.randint(1, 9, (len(outputs), 1)),
+    lambda outputs: outputs + torch.randn(2 * len(outputs), 6).view(2, -1, 6).sum(0),
+    lambda outputs: outputs.gather(1, torch.rand_like(outputs).argsort(1)),  # as a masked autoencoder's patches
     lambda outputs: outputs * torch.empty(len(outputs), 1).bernoulli_(0.5),
     lambda outputs: _dropped_layer(outputs, 0.0),  # drawn, and never below 0: as in BART as it comes
     lambda outputs: F.dropout(outputs.T, 0.5).T,

@@ -479,6 +479,35 @@ def test_a_closure_is_refused_as_nobody_would_call_it(name: str) -> None:
     assert torch.equal(trainer.engine.flatten(), before)
 
 
+def test_a_pass_that_moves_a_batch_norm_between_steps_is_refused() -> None:
+    """As of a loop that looks at its training records in training mode: their statistics left with the model."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval(), nn.Linear(4, 2))
+    trainer = trainer_of(model=model)
+    trainer.run_steps(1)
+    model[1].running_mean.fill_(0.5)  # the owner may
+    trainer.run_steps(1)
+    model.train()(FEATURES)
+    trainer.engine.train()
+    with pytest.raises(EquidpError, match=r"BatchNorm '1' has counted batches .* Make the model anew"):
+        trainer.run_steps(1)
+
+
+def test_gradients_that_are_switched_on_again_are_refused() -> None:
+    """Who is told that a loss "does not require grad" may do so, and a step along the exact gradients follows."""
+    trainer = trainer_of(optimizer="adam")
+    trainer.run_steps(1)
+    trainer.model.requires_grad_(True)
+    LOSS(trainer.model(FEATURES), LABELS).mean().backward()
+    before = trainer.engine.flatten()
+    with pytest.raises(EquidpError, match=r"leave requires_grad_\(True\) and backward\(\) out"):
+        trainer.optimizer.step()
+    with pytest.raises(EquidpError, match="requires gradients of autograd again"):
+        trainer.run_steps(1)
+    assert torch.equal(trainer.engine.flatten(), before)
+    trainer.model.requires_grad_(False)
+    trainer.run_steps(1)
+
+
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
@@ -901,7 +930,7 @@ def test_a_frozen_parameter_that_is_to_be_trained_halfway_is_refused() -> None:
     model.requires_grad_(True)
     with pytest.raises(EquidpError, match=r"'0\.weight' was frozen.*freeze it again"):
         trainer.run_steps(1)
-    model[0].requires_grad_(False)
+    model.requires_grad_(False)
     trainer.run_steps(1)
 
 

@@ -73,6 +73,16 @@ class Blended(Items):
         return FEATURES[i] + other, int(LABELS[i])
 
 
+class Centred(Items):
+    """Few items, each less the mean of those that are read with it: all are read together, at first."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitems__(self, places: list[int]) -> list[Any]:
+        return [(FEATURES[i] - FEATURES[places].mean(0), LABELS[i]) for i in places]
+
+
 class Stream(IterableDataset[tuple[Tensor, int]]):
     """One record after the other."""
 
@@ -332,7 +342,7 @@ def test_views_of_other_records_are_refused(views: Augmentation, features: Tenso
             r"features of the dataset's items differ in shape, such as \[4\] and \[3\]",
         ),
         ([([1, 2, 3], 0), ([4, 5], 1)], 0, "and a label; one has a list as its features"),
-        ([(FEATURES[0], 0)] * 1024 + [(FEATURES[0, :3], 1)], 0, r"such as \[4\] and \[3\]"),
+        ([(FEATURES[0], 0) for _ in range(1024)] + [(FEATURES[0, :3], 1)], 0, r"such as \[4\] and \[3\]"),
         (zip(FEATURES, LABELS, strict=True), 0, r"data are a zip, which gives no item .*: give \(features, labels\)"),
         (pd.DataFrame(FEATURES.numpy()), 0, r"data are a DataFrame, which gives no item .*: give \(features, labels\)"),
         ((FEATURES.to_sparse(), LABELS), 0, r"features are sparse.*features\.to_dense\(\)"),
@@ -343,9 +353,11 @@ def test_views_of_other_records_are_refused(views: Augmentation, features: Tenso
         (Subset(Subset(EVERY, [0, 1, 1]), [2, 1]), 0, r"Subset has items more than once.*unit="),
         (Subset(EVERY, [299, -1]), 0, "Subset has items more than once"),
         (ConcatDataset([EVERY, Subset(EVERY, [7])]), 0, "ConcatDataset has items more than once"),
+        ([*zip(FEATURES, LABELS, strict=True)] + 10 * [(FEATURES[0], 0)], 0, "The list has items more than once"),
         (DataLoader(Items()), 0, "give the dataset of the DataLoader, `loader.dataset`"),
         (Turned(), 0, "The dataset draws at random"),
         (Blended(), 0, "The dataset draws at random"),
+        (Centred(), 0, "The dataset draws at random, or makes an item from others: read twice"),
         (ChainDataset([STREAM, STREAM]), 0, "ChainDataset has items more than once"),
         (ChainDataset([STREAM, ChainDataset([STREAM])]), 0, "ChainDataset has items more than once"),
     ],

@@ -48,6 +48,12 @@ def raise_told(error: Exception, passes: BookKeeping, features: Tensor, labels: 
             "caches its biases in evaluation mode does: put the model into training mode, model.train(), and its "
             "BatchNorms back into eval(); or freeze those parameters."
         ) from error
+    if "does not require grad and does not have a grad_fn" in str(error):
+        raise EquidpError(
+            "The model or its loss takes gradients of its own (torch.autograd.grad, backward()), as for a penalty on "
+            "them, and what depends on trained parameters in this way is not seen: leave it out, or take them of "
+            "frozen layers alone, inside torch.enable_grad()."
+        ) from error
     if "being transformed by a functorch transform" in str(error):
         raise EquidpError(
             "A trained layer is called within torch.vmap (or another transform of torch.func), where nobody sees which "

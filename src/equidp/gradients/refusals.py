@@ -152,8 +152,8 @@ class Trained:
         """Return the model's layers.
 
         Raises:
-            EquidpError: a layer or a trained parameter was replaced; a trained parameter is not float32, or has another
-                shape; a frozen parameter requires gradients, or is in half precision on a CPU. The message names it.
+            EquidpError: a layer or a trained parameter was replaced; a trained parameter is not float32, has another
+                shape, or requires gradients; a frozen one does, or is in half precision on a CPU. The message names it.
         """
         layers = tuple(self._model.modules())
         if len(layers) != len(self._layers) or not all(map(operator.is_, layers, self._layers)):
@@ -192,6 +192,13 @@ class Trained:
                     "which it would not be: freeze it again (requires_grad_(False)), or make another trainer of the "
                     "model; what leaves then has cost the ε of both."
                 )
+        again = next((name for name, _, _, value, _ in self._parameters if value.requires_grad), None)
+        if again is not None:
+            raise EquidpError(
+                f"Parameter {again!r} requires gradients of autograd again, and its private ones are taken another "
+                "way: those of a backward() of your own have neither bound nor noise. Switch it off "
+                "(requires_grad_(False)), and make the model anew if it has taken steps by these."
+            )
         return layers
 
 
@@ -235,6 +242,8 @@ class Untrained:
             frozen = [key for key, value in layer.named_parameters(recurse=False) if not value.requires_grad]
             keys = [*frozen, *(key for key, _ in layer.named_buffers(recurse=False))]
             self._held += [(f"{path}.{key}" if path else key, layer, key) for key in keys]
+        norms = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]
+        self._batches = [(name, layer, _batches_of(layer)) for name, layer in norms]
         self._before: list[Tensor | None] = []
         self._kept: Tensor | None = None  # see `_kept_together`; kept from pass to pass, ten times as fast as anew
 
@@ -243,10 +252,12 @@ class Untrained:
 
         Raises:
             EquidpError: the numbers of a watched tensor changed. Another tensor with the same numbers is no change.
+                Also if a BatchNorm has counted batches between the passes.
         """
         before = self._now()
         # between passes the owner of the model may change it
         if _changed(self._kept) or list(map(id, before)) != list(map(id, self._before)):
+            self._refuse_counted()
             self._before, self._kept = before, _kept_together(before)
             if self._kept is not None:
                 _refuse_unwatched()
@@ -261,6 +272,15 @@ class Untrained:
             raise changed([name for name, _, _ in again[:1] or self._held])
         return found
 
+    def _refuse_counted(self) -> None:
+        for name, layer, batches in self._batches:
+            if _batches_of(layer) != batches:
+                raise EquidpError(
+                    f"BatchNorm {name!r} has counted batches since the model was made private: a pass of your own in "
+                    "training mode has put the exact statistics of its records there. Make the model anew, and keep "
+                    "its BatchNorms in eval(): model.eval() before such a pass, and trainer.engine.train() after it."
+                )
+
     def _now(self) -> list[Tensor | None]:
         return [getattr(layer, key, None) for _, layer, key in self._held]
 
@@ -268,6 +288,11 @@ class Untrained:
         for (name, _, _), old, new in zip(self._held, before, self._now(), strict=True):
             if old is not new and (old is None or new is None or not same(old, new)):
                 raise changed([name])
+
+
+def _batches_of(layer: nn.Module) -> int:
+    counted = getattr(layer, "num_batches_tracked", None)
+    return 0 if counted is None or counted.is_meta else int(counted)
 
 
 def _kept_together(values: list[Tensor | None]) -> Tensor | None:

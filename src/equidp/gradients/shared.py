@@ -8,10 +8,17 @@ the sum by 2.8 times the bound, and in passes of eight by 1.4 times.
 
 Even in one pass no permutation of the records may decide: `torch.randperm(len(x))[: len(x) // 2]`, say, as the records
 that keep a layer. One record less is another permutation, which moves others.
+
+Nor may a number reach several records, as in antithetic pairs (`torch.cat([t, T - 1 - t])`), or through the mean of the
+batch's noise. One record less makes other pairs, and another mean. For example, gradients that cancel within each pair,
+whatever is drawn, cancel no longer.
 """
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 from equidp.errors import EquidpError
@@ -26,6 +33,11 @@ numbers that are drawn anew, as others show more of an angle or a place.
 """
 
 
+ODD = 31
+"""How many records are tried with other numbers for some: columns that look like records are seldom so many.
+"""
+
+
 def refuse_shared_draws(passes: BookKeeping, features: Tensor, labels: Tensor, *, in_pieces: bool) -> None:
     """Refuse a model in which records of one pass share random numbers, such as the coin that leaves out a layer.
 
@@ -33,7 +45,7 @@ def refuse_shared_draws(passes: BookKeeping, features: Tensor, labels: Tensor, *
         passes: the forward and backward passes of the model.
         features: `[b, …]`, of at least two records.
         labels: `[b, …]`.
-        in_pieces: whether a batch may take several passes; if not, only permutations of the records are refused.
+        in_pieces: whether a batch may take several passes; if not, numbers that all records share are allowed.
 
     Raises:
         EquidpError: it says what to draw instead.
@@ -46,6 +58,12 @@ def refuse_shared_draws(passes: BookKeeping, features: Tensor, labels: Tensor, *
             raise EquidpError(
                 "The model or its loss draws a permutation of the records of a batch, which decides what happens to "
                 "each: one record less gives others another place. Draw for each record (torch.rand(len(x)) < p)."
+            )
+        if _reach_others(passes, features[:ODD], labels[:ODD], seed, shared | permuted):
+            raise EquidpError(
+                "The model or its loss draws random numbers of which one reaches several records, as in antithetic "
+                "pairs of a batch, or in noise from which the batch's mean is taken: one record less changes those of "
+                "others. Draw for each record alone (torch.rand(len(x)))."
             )
         if in_pieces and shared and not _the_same(passes, features, labels, seed, shared):
             raise EquidpError(
@@ -72,6 +90,41 @@ def _of_all(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) ->
         return set(), set()
     shared = {place for place, (one, other) in enumerate(zip(few, every, strict=True)) if one == other}
     return {place for place in permutations - shared if few[place] < every[place]}, shared
+
+
+def _reach_others(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, but: set[int]) -> bool:
+    """Whether a number that one of the calls draws, beside those of `but`, changes the norms of several records."""
+    records = len(features)
+    if records < 3:
+        return False
+    middle = records // 2
+
+    def second_half(drawn: Tensor, _: Tensor) -> Tensor:
+        if not drawn.dim() or len(drawn) != records:
+            return torch.ones_like(drawn, dtype=torch.bool)
+        return (torch.arange(records, device=drawn.device) >= middle).view(-1, *[1] * (drawn.dim() - 1))
+
+    def all_but_one(drawn: Tensor, anew: Tensor) -> Tensor:
+        changed = (drawn != anew).flatten()
+        return ~(changed & (changed.cumsum(0) == 1)).view(drawn.shape)
+
+    with Drawing(passes, None, ()) as drawing:
+        norms = seeded_norms(passes, features, labels, seed)
+    calls = [call for call, size in enumerate(drawing.sizes) if call not in but and math.isfinite(size)]
+    for by in OTHERS[1:]:  # no 0, which switches dropout off
+        with Drawing(passes, by, calls, second_half):
+            moved = seeded_norms(passes, features, labels, seed)
+        if not close(passes, norms[middle:], moved[middle:]):
+            return True
+    for call in calls:
+        if drawing.sizes[call] % records == 0:
+            continue
+        with Drawing(passes, None, [call], all_but_one):
+            moved = seeded_norms(passes, features, labels, seed)
+        apart = [not close(passes, *pair) for pair in zip(norms.split(1), moved.split(1), strict=True)]
+        if sum(apart) > 1:
+            return True
+    return False
 
 
 def _the_same(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, calls: set[int]) -> bool:

@@ -105,13 +105,23 @@ def moved_by(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def refuse_closure(closure: object) -> None:
-    """Refuse a function that computes gradients for the step, as training loops of other libraries give it."""
+def refuse_exact(closure: object, groups: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse a step along gradients that may be exact: those of a loss, as training loops of other libraries take it.
+
+    Raises:
+        EquidpError: for a function that computes gradients for the step, and for parameters that require gradients of
+            autograd, as a trainer's do not.
+    """
     if closure is not None:
         raise EquidpError(
             "The optimiser got a closure that computes a loss, whose gradients would have no noise: take steps by "
             "trainer.run_steps(1), which computes noised ones and calls the optimiser itself (in Lightning, say, in "
-            "training_step, with automatic_optimization off)."
+            "training_step, with automatic_optimization off, and trainer.optimizer left as it was)."
+        )
+    if any(parameter.requires_grad for group in groups for parameter in group["params"]):
+        raise EquidpError(
+            "The optimiser's parameters require gradients of autograd, which have neither bound nor noise: leave "
+            "requires_grad_(True) and backward() out, and take steps by trainer.run_steps(1)."
         )
 
 
@@ -124,8 +134,8 @@ def _at_once(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> bool:
 class _SGD(_Kept, torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step along the gradients in `grad`. A closure is refused."""
-        refuse_closure(closure)
+        """Take one step along the gradients in `grad`. What may be exact ones is refused."""
+        refuse_exact(closure, self.param_groups)
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             remembers = group["momentum"] != 0
@@ -140,8 +150,8 @@ class _SGD(_Kept, torch.optim.SGD):
 class _Adam(_Kept, torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step along the gradients in `grad`. A closure is refused."""
-        refuse_closure(closure)
+        """Take one step along the gradients in `grad`. What may be exact ones is refused."""
+        refuse_exact(closure, self.param_groups)
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             states = [self._state_of(p) for p in parameters]

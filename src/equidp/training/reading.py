@@ -76,11 +76,13 @@ def examples_of(data: Data) -> Examples:
     if not isinstance(data, IterableDataset):
         # all over it: rare classes, which are the ones that transforms are for, may come last
         some = sorted({at * len(labels) // READ_TWICE for at in range(READ_TWICE)})
-        (again,) = DataLoader(Subset(items, some), batch_size=READ_TWICE, collate_fn=joined)
-        if not all(map(same, (features[some], labels[some]), again)):
+        # one by one: a dataset that gives several at once may make each from all of these
+        again = zip(*DataLoader(Subset(items, some), batch_size=1, collate_fn=joined), strict=True)
+        if not all(map(same, (features[some], labels[some]), map(torch.cat, again))):
             raise EquidpError(
-                "The dataset draws at random: read twice, its items differ. Each is read once, so leave random "
-                "transforms out; for flips and crops give `augmentation`."
+                "The dataset draws at random, or makes an item from others: read twice, its items differ. Each is read "
+                "once, so leave random transforms out, and what follows from other items; for flips and crops give "
+                "`augmentation`."
             )
     # Python's floats have become float64
     labels = labels.float() if labels.dtype == torch.float64 else labels
@@ -88,11 +90,13 @@ def examples_of(data: Data) -> Examples:
 
 
 def _refuse_repeated(data: object) -> None:
-    """Refuse items that a dataset of torch's has more than once: the copies would add the bound several times."""
+    """Refuse items that a list, or a dataset of torch's, has more than once: each copy would add the bound."""
     if isinstance(data, ChainDataset):
         sources: list[Any] = list(map(id, _streams(data)))
     elif isinstance(data, Subset | ConcatDataset):
         sources = [_source(data, item) for item in range(len(data))]
+    elif isinstance(data, list):  # as of `many + 10 * few`
+        sources = list(map(id, data))
     else:
         return
     if len(set(sources)) < len(sources):
