@@ -127,10 +127,16 @@ class TestEvents:
         apart = rdp_epsilon([Event(0.01, 1.0, 1000), Event(0.01, 1.0, 1000)], 1e-5)
         assert apart < joint
 
-    @pytest.mark.parametrize(("rate", "noise"), [(0.0, 1.0), (1.1, 1.0), (float("nan"), 1.0), (0.1, 0.0), (0.1, -1.0)])
+    @pytest.mark.parametrize(
+        ("rate", "noise"),
+        [(0.0, 1.0), (1.1, 1.0), (float("nan"), 1.0), (0.1, 0.0), (0.1, -1.0), (0.1, float("nan"))],
+    )
     def test_refuses_what_is_no_event(self, rate: float, noise: float) -> None:
         with pytest.raises(EquidpError):
             Event(rate, noise)
+        if not noise > 0:  # squared, a negative noise would pass for one of the same size
+            with pytest.raises(EquidpError, match="needs noise"):
+                fuse(1.0, noise)
 
     def test_refuses_an_event_that_never_happens(self) -> None:
         with pytest.raises(ValueError, match="at least once"):

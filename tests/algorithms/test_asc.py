@@ -111,6 +111,7 @@ def test_its_budget_is_of_an_integer_order_as_its_bound_holds_at_no_other(lab: A
     [
         ({"weights": "psasc"}, "the weight rule flat"),
         ({"side_release": "quantile"}, "does not pay for a side release"),
+        ({"acceptance": {"name": "annealing", "energy": "private"}}, "does not pay for a private acceptance"),
         ({"schedule": "phases"}, "the schedule must be constant"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import chi2, norm
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from equidp.accounting.trials import Trials
@@ -19,6 +19,7 @@ from equidp.evaluation.intervals import accuracy_interval
 from equidp.evaluation.noised import (
     Cells,
     Estimate,
+    _bound,
     flat_released,
     known_large,
     lowest,
@@ -232,6 +233,58 @@ def test_of_many_empty_groups_none_is_among_those_known_to_have_records() -> Non
     assert strays <= 2
     figures = released_figures(Noised({"group": noised}, {"group": names}, ("a", "b"), 20.0))
     assert figures["left_out"]["group"] == [name for name in names if name not in large]
+
+
+@pytest.mark.parametrize(("size", "sd"), [(40.0, 2.0), (40.0, 20.0), (400.0, 9.0)])
+def test_intervals_end_where_the_statistic_is_as_far_from_0_as_noise_and_sampling_may_take_it(
+    size: float, sd: float
+) -> None:
+    """By the formulas of `noised`, added up cell by cell: T(θ)² = z²·V(θ) at both ends."""
+    draw = np.random.default_rng(7)
+    counts = size * draw.uniform(0.5, 1.5, (2, 2, 5)) * np.array([[3, 1], [1, 2]])[:, :, None]
+    cells, right = Cells(counts + sd * draw.normal(size=counts.shape), sd), np.eye(2)[:, :, None]
+    values = [[[0.55, 0.65, 0.75, 0.85, 0.95]]] * 2 - right  # confidence less being right
+    flat, total = cells.counts.ravel(), cells.counts.sum()
+
+    def share(theta: float) -> tuple[float, float]:
+        t = (cells.counts * (right - theta)).sum()
+        return t, total * theta * (1 - theta) + sd**2 * (10 * (1 - theta) ** 2 + 10 * theta**2)
+
+    def overconfidence(theta: float) -> tuple[float, float]:
+        best = (cells.counts * values).sum() / total
+        noise, sampling = sd**2 * ((values - theta) ** 2).sum(), (cells.counts * (values - best) ** 2).sum()
+        return (cells.counts * (values - theta)).sum(), noise + sampling
+
+    def auroc(theta: float) -> tuple[float, float]:
+        negative, positive = flat[:10], flat[10:]
+        score = [-value for value in (1, 2, 3, 4, 5)] + [1, 2, 3, 4, 5]  # predicted first, then second
+        a = np.array([[(x > y) + (x == y) / 2 - theta for y in score] for x in score])
+        by_p, by_n, least = a @ negative, a.T @ positive, sd**4 * (a**2).sum()
+        noise = sd**2 * ((by_p**2).sum() + (by_n**2).sum()) - least
+        sampling = (positive * (by_p**2 - sd**2 * (a**2).sum(1))).sum()
+        sampling += (negative * (by_n**2 - sd**2 * (a**2).sum(0))).sum()
+        return positive @ a @ negative, max(noise, least) + max(sampling, 0.0)
+
+    for figure, of in (("accuracy", share), ("overconfidence", overconfidence), ("auroc", auroc)):
+        found = getattr(cells, figure)()
+        for end in found.interval:
+            t, v = of(end)
+            assert t**2 == pytest.approx(norm.ppf(0.975) ** 2 * v, rel=5e-3 if figure == "auroc" else 1e-6), figure
+        assert found.interval[0] < found.value < found.interval[1]
+
+
+def test_what_noise_hides_is_no_figure_and_leaves_no_spread() -> None:
+    """A gap between the groups that are left would not be the gap."""
+    known, hidden = Estimate(0.6, [0.5, 0.8]), Estimate(None, [0.0, 1.0])
+    assert spread([known, known, hidden]) == {"difference": None, "interval": None}
+    assert Cells(np.array([[[900.0], [300.0]], [[2.0], [14.0]]]), 9.0).auroc().value is None
+
+
+def test_the_least_misfit_at_a_corner_is_beyond_its_bound_in_5_per_cent() -> None:
+    """By hand: with h hidden recalls a sum of h squares, and half of the time of one more for the known ones."""
+    assert chi2.sf(_bound(2, 1), [2, 3]).mean() == pytest.approx(0.05)
+    assert chi2.sf(_bound(0, 3), 1) == pytest.approx(0.05)
+    assert chi2.sf(_bound(3, 0), 3) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("size", [20, 300, 20_000])

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 from equidp.evaluation.intervals import accuracy_interval, difference_interval, per_group
 from equidp.evaluation.metrics import cost_intervals, evaluate
@@ -185,3 +186,15 @@ def test_without_records_there_is_none() -> None:
     nothing = np.zeros(0, bool)
     groups = {"sex": (np.zeros(0, int), ("Female",))}
     assert per_group(accuracy_interval, groups, nothing) == {"overall": None, "groups": {"sex": {"Female": None}}}
+
+
+def test_what_many_units_tell_of_their_records_likeness_counts_as_in_survey_sampling() -> None:
+    """Kish 1965, Korn and Graubard 1998: 25 of 60 units of 4 records have 3 wrong ones, so t has 24 degrees."""
+    right = np.repeat([[True, True, True, True], [True, False, False, False]], [35, 25], axis=0)
+    n, p = right.size, right.mean()
+    effect = right.mean(axis=1).var(ddof=1) / 60 / (p * (1 - p) / (n - 1))
+    worth, z = n / (effect * (stats.t.ppf(0.975, 24) / stats.norm.ppf(0.975)) ** 2), stats.norm.ppf(0.975)
+    found = accuracy_interval(right.ravel(), np.repeat(np.arange(60), 4))
+    assert found is not None
+    for end in found:  # Wilson's ends: as far from p as z standard deviations at the end itself
+        assert (p - end) ** 2 == pytest.approx(z**2 * end * (1 - end) / worth)
