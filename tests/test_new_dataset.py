@@ -19,6 +19,7 @@ from equidp.data.sources import source
 from equidp.drafting import MARK, draft, draft_entry, marked
 from equidp.errors import EquidpError
 from equidp.parameters import resolve
+from equidp.settings import Session
 from equidp.starting_rate import made_up, starting_rate
 
 TABLE = "age;sex;ward;weight;smoker;patient_id;no\n" + "33;f;surgery;61,5;true;7;well\n" * 3
@@ -412,10 +413,15 @@ def test_a_sheet_of_excel_is_drafted_and_checked_by_its_entry_of_the_catalog(
         pd.DataFrame({"notes": [1]}).to_excel(writer, sheet_name="Notes", index=False)
         frame.to_excel(writer, sheet_name="Visits", index=False)
     entry = f"type: pandas.ExcelDataset, filepath: {file}, load_args: {{sheet_name: Visits}}"
-    (project / "conf" / "base" / "catalog_mine.yml").write_text(f"visits: {{{entry}}}\n")
+    other = entry.replace("Visits", "Visit")
+    (project / "conf" / "base" / "catalog_mine.yml").write_text(f"visits: {{{entry}}}\nvisit: {{{other}}}\n")
     assert "is a workbook: give its sheet an entry in conf/base/catalog.yml" in called(project, file)
-    assert "Unknown entry of the catalog in data.options.catalog 'visit'. Did you mean 'visits'?" in called(
-        project, "--catalog", "visit"
+    assert "Unknown entry of the catalog in data.options.catalog 'visis'. Did you mean 'visits'?" in called(
+        project, "--catalog", "visis"
+    )
+    assert called(project, "--catalog", "visit") == (
+        "Error: data.options.catalog=visit cannot be read (ValueError: Worksheet named 'Visit' not found); correct the "
+        "entry.\n"
     )
     said = called(project, "--catalog", "visits", "--unit", "id", "--label", "no")
     assert said.endswith("kedro new-dataset --catalog visits --label no --unit id\n")
@@ -429,4 +435,24 @@ def test_a_sheet_of_excel_is_drafted_and_checked_by_its_entry_of_the_catalog(
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     assert called(project, "--name", "visits").splitlines()[-1] == (
         "Error: data.options.catalog=visits needs openpyxl, which is not installed: pip install 'equidp[excel]'."
+    )
+
+
+def test_an_entry_whose_credentials_or_driver_are_missing_is_told(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials are not committed, so whoever clones a project lacks them."""
+    entry = "type: pandas.SQLQueryDataset, sql: SELECT 1, credentials: clinic_db"
+    (project / "conf" / "base" / "catalog_mine.yml").write_text(f"visits: {{{entry}}}\n")
+    told = "Error: An entry of the catalog names the credentials 'clinic_db', which no file of settings has: write them"
+    assert called(project, "--catalog", "visits").startswith(told)
+    bootstrapped(project)
+    with Session.create(project_path=project) as session, pytest.raises(EquidpError, match=told[7:]):
+        session.run(pipeline_names=["ingestion"])
+    (project / "conf" / "local" / "credentials.yml").write_text(
+        "clinic_db: {con: 'postgresql+psycopg2://me@host/db'}\n"
+    )
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    assert called(project, "--catalog", "visits").endswith(
+        "psycopg2 halted; None in sys.modules); install what is missing.\n"
     )

@@ -18,7 +18,17 @@ import pandas as pd
 
 from equidp.data.cells import with_points
 from equidp.data.raw_files import content
-from equidp.data.tables import FEATHER, PARQUET, SEPARATORS, read_binary, read_entry, read_query
+from equidp.data.tables import (
+    EXCEL,
+    FEATHER,
+    PARQUET,
+    SEPARATORS,
+    SQLITE,
+    read_binary,
+    read_entry,
+    read_query,
+    workbook,
+)
 from equidp.errors import EquidpError, missing_column
 from equidp.options import MARK
 
@@ -50,8 +60,6 @@ PLAIN = (".", "")
 SIGNS = (PLAIN, (",", ""), (",", "."), (".", ","), *((decimal, one) for decimal in ",." for one in " \u00a0\u202f'’"))
 """Signs of decimals and of thousands, Python's first. France writes spaces that do not break, and thin ones;
 Switzerland writes apostrophes."""
-
-EXCEL, SQLITE = (".xlsx", ".xlsm", ".xls", ".ods"), b"SQLite format 3\0"
 
 ROWS = 5000
 """Number of rows from which types are read."""
@@ -102,10 +110,7 @@ def draft(path: Path, raw_dir: Path, name: str, label: tuple[str, ...], *, unit:
     if not path.is_file():
         raise EquidpError(f"{path} is missing: name a csv, parquet or feather file.")
     if path.suffix.lower() in EXCEL:
-        raise EquidpError(
-            f"{path} is a workbook: give its sheet an entry in conf/base/catalog.yml, such as `sheet: {{type: "
-            f"pandas.ExcelDataset, filepath: {path}}}`, and then name that: kedro new-dataset --catalog sheet."
-        )
+        raise EquidpError(workbook(path, "name that: kedro new-dataset --catalog sheet"))
     if not path.resolve().is_relative_to(raw_dir.resolve()):
         raise EquidpError(
             f"{path} is not below raw_dir ({raw_dir}): move it there, or set EQUIDP_RAW_DIR to the folder it is in."

@@ -108,3 +108,14 @@ def first_line(error: BaseException) -> str:
     """
     text = [line for line in without_password(str(error)).strip().splitlines() if not line.startswith(REMARK)]
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def without_credentials(error: KeyError) -> EquidpError | None:
+    """Return the refusal if Kedro's error is on credentials that an entry of the catalog names and no file has."""
+    if not (found := re.match(r"Unable to find credentials '(.*?)':", str(error.args[0] if error.args else ""))):
+        return None
+    return EquidpError(
+        f"An entry of the catalog names the credentials {found[1]!r}, which no file of settings has: write them into "
+        f"conf/local/credentials.yml, such as `{found[1]}: {{con: sqlite:///data/01_raw/clinic.sqlite}}`, or take the "
+        "entry out."
+    )

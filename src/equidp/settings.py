@@ -19,7 +19,7 @@ interrupts.end_quietly()  # before imports that take seconds
 
 from equidp.algorithms import ALGORITHMS  # noqa: E402
 from equidp.config_loader import EquidpConfigLoader  # noqa: E402
-from equidp.errors import EquidpError, refuse_unknown  # noqa: E402
+from equidp.errors import EquidpError, refuse_unknown, without_credentials  # noqa: E402
 from equidp.hooks.guard import GuardHook  # noqa: E402
 from equidp.hooks.print import PrintHook  # noqa: E402
 from equidp.hooks.track import TrackHook  # noqa: E402
@@ -63,6 +63,10 @@ class Session(KedroSession):
             raise EquidpError(
                 f"{str(error).rstrip('.')}: `kedro registry describe <pipeline>` lists its nodes."
             ) from error
+        except KeyError as error:
+            if (refusal := without_credentials(error)) is None:
+                raise
+            raise refusal from error
         except DatasetError as error:
             if not str(error).startswith(NOT_IN_CATALOG):
                 raise

@@ -575,7 +575,9 @@ def test_an_entry_of_the_catalog_that_would_lose_results_is_refused_before_train
 def test_an_entry_of_the_catalog_that_tells_the_run_in_its_own_way_is_taken(project):
     path = "mine/${setting:dataset}/{algorithm}-${setting:seed}-${setting:run_label}.json"
     entry = {"{algorithm}.metrics": {"type": "json.JSONDataset", "filepath": path}}
+    entry["visits"] = {"type": "pandas.SQLQueryDataset", "sql": "SELECT 1", "credentials": "clinic_db"}  # no result
     (project / "conf/local/catalog.yml").write_text(yaml.safe_dump(entry))
+    (project / "conf/local/credentials.yml").write_text("clinic_db: {con: 'sqlite://'}\n")
     kedro_run(project, "sgd", **QUICK, run_label="a")
     assert [file.name for file in (project / "mine/digits").iterdir()] == ["sgd-0-a.json"]
 

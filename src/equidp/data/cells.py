@@ -53,8 +53,10 @@ class RefusedCellsError(EquidpError):
 
     def __init__(self, column: pd.Series, said: Callable[[int], str], bad: np.ndarray, more: str = "") -> None:
         self._labels, self._said, self._bad = column.index, said, np.flatnonzero(bad).tolist()
-        self.missing = _is_absent(column.iloc[self._bad[0]], {""})
-        """Whether the first refused cell is empty."""
+        self.first = column.iloc[self._bad[0]]
+        """The first refused cell."""
+        self.missing = _is_absent(self.first, {""})
+        """Whether it is empty."""
         super().__init__(said(self._bad[0]) + more)
 
     def each(self) -> dict[Any, str]:

@@ -32,6 +32,8 @@ OTHER_ROWS = re.compile(
 NESTED = re.compile(r"(?<!\bunion )(?<!\bunion all )(?<!\bunion distinct )\bselect\b", re.IGNORECASE)
 """The query's own SELECT, and those nested in it. Any number of a nested SELECT's rows may decide on a result's row."""
 PARQUET, FEATHER = (".parquet", ".pq"), (".feather", ".arrow")
+EXCEL, SQLITE = (".xlsx", ".xlsm", ".xls", ".ods"), b"SQLite format 3\0"
+"""Names of workbooks end so; files of SQLite begin so."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def read_query(query: str, database: Path | str) -> pd.DataFrame:
             connection.rollback()
     except (sql.exc.SQLAlchemyError, ImportError) as error:
         reason = _one_line(getattr(error, "orig", None) or error)
-        raise EquidpError(f"{where}: the query of data.options.sql cannot be run ({reason}); correct it.") from error
+        do = "close the program that writes to it, or copy the file" if "is locked" in reason else "correct it"
+        raise EquidpError(f"{where}: the query of data.options.sql cannot be run ({reason}); {do}.") from error
     return numbered_from_1(pd.DataFrame(rows, columns=names, dtype=object), where)
 
 
@@ -146,7 +149,13 @@ def looks_at_other_rows(query: str) -> str:
 
 
 def numbered_from_1(frame: pd.DataFrame, where: str) -> pd.DataFrame:
-    """Return the table with names as text and rows counted from 1. Raises EquidpError for two columns of one name."""
+    """Return the table with names as text and rows counted from 1.
+
+    Raises:
+        EquidpError: there are no rows, or two columns have one name.
+    """
+    if len(frame.columns) and not len(frame):
+        raise EquidpError(f"{where} holds no rows; choose another table, sheet or query, or export it again.")
     found = frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name=ROW)).rename(columns=str)
     if found.columns.has_duplicates:
         twice = found.columns[found.columns.duplicated()][0]
@@ -202,11 +211,29 @@ def _text(path: Path, dialect: Dialect) -> str:
     try:
         text = raw.decode(dialect.encoding)
     except UnicodeError as error:
+        if dialect.adjustable:
+            _refuse_other_kind(path, raw)
         place = f" (byte {error.start})" if isinstance(error, UnicodeDecodeError) else ""
         raise EquidpError(f"{path} is not {kind} text{place}; {option.format(export)}.") from error
     if "\0" in text:
         raise EquidpError(f"{path} is not {kind} text (it holds NUL bytes); {option.format(export)}.")
     return text
+
+
+def _refuse_other_kind(path: Path, raw: bytes) -> None:
+    """Refuse a database and a workbook, to which no encoding helps. Only what is no text is looked at."""
+    if raw.startswith(SQLITE):
+        raise EquidpError(f"{path} is an SQLite database: give data.options.sql, such as 'SELECT * FROM visits'.")
+    if path.suffix.lower() in EXCEL:
+        raise EquidpError(workbook(path, "name that as data.options.catalog in place of path"))
+
+
+def workbook(path: Path, then: str) -> str:
+    """Say how a sheet is read, and what to do `then`."""
+    return (
+        f"{path} is a workbook: give its sheet an entry in conf/base/catalog.yml, such as `sheet: {{type: "
+        f"pandas.ExcelDataset, filepath: {path}}}`, and then {then}."
+    )
 
 
 def _likely(raw: bytes) -> str:

@@ -84,7 +84,7 @@ def refuse_shared(algorithms: Iterable[str], marked: Mapping[str, Any]) -> None:
     Args:
         marked: the catalog's entries, with `<seed>` where a path has the seed (`EquidpConfigLoader.marked_catalog`).
     """
-    resolver = CatalogConfigResolver(dict(marked))
+    resolver = CatalogConfigResolver(_without_credentials(marked))
     own = [f"{name}.{kind}" for name in (*algorithms, "tuned") for kind in ("model", "plan", *RESULTS, *CHOICE)]
     own += [f"{name}.workplace" for name in (*algorithms, "tuned") if name != BASELINE]  # its files have digests
     shared = [name for names in SHARED_ARTIFACTS.values() for name in names]
@@ -101,6 +101,15 @@ def refuse_shared(algorithms: Iterable[str], marked: Mapping[str, Any]) -> None:
             f"{LEDGER!r} is another folder for each run in the catalog, {path}: no run would know what the others "
             "have spent. Give it one folder for all."
         )
+
+
+def _without_credentials(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the names of credentials: no path depends on them, and Kedro would ask for what they stand for."""
+    return {
+        key: _without_credentials(value) if isinstance(value, dict) else value
+        for key, value in entry.items()
+        if key != "credentials"
+    }
 
 
 def refuse_no_folder(names: Iterable[str], catalog: DataCatalog) -> None:

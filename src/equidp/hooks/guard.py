@@ -22,7 +22,7 @@ from kedro.pipeline import Node, Pipeline
 
 from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.config_loader import EquidpConfigLoader, project_is_at
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, first_line, unknown_name
 from equidp.hooks.entries import (
     AUDIT,
     CHOICE,
@@ -389,8 +389,9 @@ def load_entry(catalog: DataCatalog, name: str) -> Any:
         cause = _first_cause(error)
         if isinstance(cause, ImportError) and EXCEL in str(cause):  # pandas 2 sets no `name` on the error
             raise not_installed(EXCEL, f"data.options.catalog={name}") from error
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise EquidpError(f"data.options.catalog={name} cannot be read: {reason}.") from error
+        reason = first_line(cause).rstrip(".")
+        do = "install what is missing" if isinstance(cause, ImportError) else "correct the entry"
+        raise EquidpError(f"data.options.catalog={name} cannot be read ({reason}); {do}.") from error
 
 
 def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:

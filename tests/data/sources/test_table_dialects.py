@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import sqlite3
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -209,6 +210,9 @@ def test_an_entry_of_the_catalog_is_a_table(tmp_path: Path) -> None:
         prints.append(files.fingerprint)
     assert prints[0] == prints[1] != prints[2], "an entry that changed is encoded again"
     assert table.read(files).features.tolist() == [[0.25, 0], [0.75, 0]]
+    table.catalog = lambda name: FRAME.iloc[:0]  # a sheet with a header alone
+    with pytest.raises(EquidpError, match="people holds no rows; choose another table, sheet or query"):
+        table.locate(tmp_path)
     table.catalog = lambda name: {"a": 1}
     with pytest.raises(EquidpError, match="the entry gives a dict; name one that gives a pandas DataFrame"):
         table.locate(tmp_path)
@@ -301,6 +305,16 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         table.locate(tmp_path)
 
 
+def test_a_locked_database_is_no_wrong_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*args: object, **named: object) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    options = {**TYPED, **_sqlite(tmp_path)}
+    monkeypatch.setattr("equidp.data.tables.sqlite3.connect", locked)
+    with pytest.raises(EquidpError, match=r"\(database is locked\); close the program that writes to it, or copy the"):
+        records(options, tmp_path)
+
+
 def test_nothing_is_written_to_a_database(tmp_path: Path) -> None:
     options = {**TYPED, **_sqlite(tmp_path)}
     before = (tmp_path / options["path"]).read_bytes()
@@ -349,6 +363,11 @@ def test_a_query_by_which_rows_depend_on_each_other_is_told(tmp_path: Path, quer
             {"separator": ";", "decimal": ",", "thousands": "."},
             r"'1\.5' is not written with",
         ),
+        (
+            'x,y\n"18,5",no\n',
+            {},
+            r"If its comma is a decimal sign, set data\.options\.decimal to ','\. If it stands for",
+        ),
         ("x,y\n,no\n", {}, r"a value is missing; give it, or declare what stands for it \(`unknown: true`, or"),
         ("x,y\n1,no\n", {"path": "mine\\t.csv"}, r"the path 'mine\\\\t\.csv' has backslashes; write / between folders"),
         ("x,y\n1,no\n", {"encoding": "utf-88"}, "Python knows no such encoding"),
@@ -365,6 +384,23 @@ def test_a_query_by_which_rows_depend_on_each_other_is_told(tmp_path: Path, quer
 def test_another_dialect_is_told_what_to_set(tmp_path: Path, content, options: dict, message: str) -> None:
     with pytest.raises(EquidpError, match=message):
         read(tmp_path, content, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.sqlite", b"SQLite format 3\0\xff", r"t\.sqlite is an SQLite database: give data\.options\.sql"),
+        (
+            "t.xlsx",
+            b"PK\3\4\xff",
+            r"t\.xlsx is a workbook: give its sheet an entry .* as data\.options\.catalog in place",
+        ),
+    ],
+)
+def test_a_file_that_is_no_text_is_told_by_its_kind(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    """Another encoding would help neither."""
+    with pytest.raises(EquidpError, match=message):
+        read(tmp_path, content, name)
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.feather", "t.db"])

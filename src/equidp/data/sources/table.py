@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -56,6 +57,9 @@ from equidp.data.words import PADDING, token_ids, words
 from equidp.errors import EquidpError, listed_names
 
 PARTS = ("train", "test")
+
+COMMA = re.compile(r"[+-]?\d[\d. ]*,\d+")
+"""A number that may have a decimal comma."""
 
 PYTHONS = (".", "")
 """Signs of decimals and of thousands, as Python writes numbers."""
@@ -141,8 +145,11 @@ class Table(Source):
         except RefusedCellsError as error:
             if error.missing:
                 raise
+            sign = ""
+            if self.options.decimal == "." and COMMA.fullmatch(str(error.first)):
+                sign = " If its comma is a decimal sign, set data.options.decimal to ','."
             raise EquidpError(
-                f"{error.message} If it stands for a missing value, name it in data.options.na_values."
+                f"{error.message}{sign} If it stands for a missing value, name it in data.options.na_values."
             ) from error
         return replace(records, remarks=(*self._remarks(rows, frame), *self._wordless(frame, records.features)))
 
