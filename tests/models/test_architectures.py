@@ -86,8 +86,11 @@ def records_for(network: Network) -> Tensor:
 
 
 def quick(name: str, trainable: str) -> bool:
-    """Whether `make test` runs it: one MobileNet takes as long as ten others, and an EfficientNet convolves so too."""
-    return name in ("bert", "timm vit") if trainable != "all" else name != "timm mobilenet"
+    """Whether `make test` runs it.
+
+    One MobileNet takes as long as ten others, and an EfficientNet convolves so too. A DeiT has the layers of a ViT.
+    """
+    return name in ("bert", "timm vit") if trainable != "all" else name not in ("timm mobilenet", "deit", "timm deit")
 
 
 @pytest.fixture(autouse=True)

@@ -149,7 +149,7 @@ def test_statements_open_and_print(browser, reports):
     seen.page.close()
 
 
-@pytest.mark.parametrize("name", ["run", "comparison"])
+@pytest.mark.parametrize("name", ["run", pytest.param("comparison", marks=pytest.mark.slow)])
 def test_no_column_is_cut_off_where_a_page_is_printed(browser, reports, name):
     seen = visit(browser, reports[name], 717)  # A4 between margins of a centimetre
     seen.page.emulate_media(media="print")
@@ -162,6 +162,7 @@ def test_no_column_is_cut_off_where_a_page_is_printed(browser, reports, name):
     seen.page.close()
 
 
+@pytest.mark.slow
 def test_a_long_name_of_a_grouping_stays_in_its_card(browser, sample, tmp_path):
     """A product of two columns of a table's own ran into the card beside it."""
     long = "employment_status*highest_education"

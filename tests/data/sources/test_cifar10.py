@@ -15,6 +15,7 @@ from equidp.data.sources.cifar10 import read_batch
 from equidp.errors import EquidpError
 
 
+@pytest.mark.slow
 def test_the_real_packed_file_gives_the_published_figures(raw_dir: Path) -> None:
     cifar = source("cifar10")
     records = cifar.read(cifar.locate(raw_dir))
