@@ -34,8 +34,7 @@ numbers that are drawn anew, as others show more of an angle or a place.
 
 
 ODD = 31
-"""How many records are tried with other numbers for some: columns that look like records are seldom so many.
-"""
+"""How many records are tried with other numbers for some: columns that look like records are seldom so many."""
 
 
 def refuse_shared_draws(passes: BookKeeping, features: Tensor, labels: Tensor, *, in_pieces: bool) -> None:
