@@ -621,6 +621,24 @@ def test_a_weight_that_a_hook_makes_of_others_is_refused_by_the_reason(hook: Cal
         engine.norms(torch.randn(5, 6), torch.arange(5) % 3)
 
 
+class Rare(By):
+    """Mixes records in one draw of five, whose gradients are finite only where the last layer's bias is zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        if torch.rand([]) >= 0.2:
+            return self.last(hidden)
+        return self.last(hidden - hidden.mean(0)) + (torch.nan if self.last.bias.any() else 0)
+
+
+def test_draws_without_a_finite_gradient_nearby_are_tried_at_the_models_own_parameters() -> None:
+    torch.manual_seed(0)
+    model = Rare(torch.tanh)
+    nn.init.zeros_(model.last.bias)
+    with pytest.raises(EquidpError, match="changes with the other records of its batch"):
+        GradientEngine(model, cross_entropy).norms(torch.randn(8, 6), torch.arange(8) % 3)
+
+
 def test_records_without_a_finite_gradient_hide_no_model_that_mixes_records() -> None:
     """Sorted by class, say, they come first in every batch, and no model was ever tried."""
 
@@ -969,12 +987,33 @@ def _every_second(outputs: Tensor) -> Tensor:
     return outputs * ((torch.arange(len(outputs)) + first) % 2).unsqueeze(1)
 
 
-@pytest.mark.parametrize("drawing", [_mirrored, _antithetic, _centred, _above_the_mean, _every_second])
+def _in_pairs(outputs: Tensor) -> Tensor:
+    return outputs * torch.rand(len(outputs), 1)[torch.arange(len(outputs)) // 2 * 2]
+
+
+def _of_the_record_before(outputs: Tensor) -> Tensor:
+    drawn = torch.distributions.Categorical(torch.ones(50)).sample((len(outputs),))  # in one row
+    return outputs * (drawn + drawn.roll(1)).unsqueeze(1)
+
+
+SEVERAL_RECORDS = [
+    _mirrored, _antithetic, _centred, _above_the_mean, _every_second, _in_pairs, _of_the_record_before,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("drawing", SEVERAL_RECORDS)
 def test_a_random_number_that_reaches_several_records_is_found(drawing: Callable[[Tensor], Tensor]) -> None:
     """One record less makes other pairs, or another mean: given the random numbers, others' gradients are others."""
     torch.manual_seed(0)
     with pytest.raises(EquidpError, match=r"one reaches several records|changes with the other records of its batch"):
         GradientEngine(By(drawing), cross_entropy).norms(torch.randn(8, 6), torch.arange(8) % 3)
+
+
+def _some_changed(outputs: Tensor) -> Tensor:
+    """As augmentations of kornia, which draw numbers for those records alone that a coin has chosen."""
+    chosen, changed = torch.rand(len(outputs)) < 0.5, outputs.clone()
+    changed[chosen] = outputs[chosen] * torch.rand(int(chosen.sum()), 1)
+    return changed
 
 
 OF_EACH: list[Callable[[Tensor], Tensor]] = [
@@ -988,6 +1027,8 @@ OF_EACH: list[Callable[[Tensor], Tensor]] = [
     lambda outputs: torch.stack([row * torch.rand([]) for row in outputs]),
     lambda outputs: torch.distributions.Normal(outputs, 1.0).rsample(),
     F.gumbel_softmax,
+    _some_changed,
+    lambda outputs: torch.stack([row * torch.rand([]) if torch.rand([]) < 0.5 else row for row in outputs]),
     torch.vmap(partial(F.dropout, p=0.5), randomness="different"),
     torch.vmap(lambda row: row * torch.rand(1), randomness="different"),
     torch.vmap(lambda row: row + F.dropout(torch.ones(6)) * torch.randint(1, 3, ()), randomness="different"),

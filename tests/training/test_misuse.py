@@ -492,6 +492,14 @@ def test_a_pass_that_moves_a_batch_norm_between_steps_is_refused() -> None:
         trainer.run_steps(1)
 
 
+def test_a_state_with_other_counts_of_batches_is_told_where_to_load_it() -> None:
+    """As of public weights that are loaded into a private model: no pass had been made, and one was blamed."""
+    trainer = trainer_of(model=nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2).eval()))
+    trainer.model.load_state_dict(trainer.model.state_dict() | {"1.num_batches_tracked": torch.tensor(5)})
+    with pytest.raises(EquidpError, match=r"or a state with another count was loaded.* load public weights before"):
+        trainer.run_steps(1)
+
+
 def test_gradients_that_are_switched_on_again_are_refused() -> None:
     """Who is told that a loss "does not require grad" may do so, and a step along the exact gradients follows."""
     trainer = trainer_of(optimizer="adam")

@@ -83,6 +83,16 @@ class Centred(Items):
         return [(FEATURES[i] - FEATURES[places].mean(0), LABELS[i]) for i in places]
 
 
+class Filled(Items):
+    """Items that are filled up to the longest of those that are read with them."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitems__(self, places: list[int]) -> list[Any]:
+        return [(FEATURES[i, : max(places) % 4 + 1], LABELS[i]) for i in places]
+
+
 class Stream(IterableDataset[tuple[Tensor, int]]):
     """One record after the other."""
 
@@ -357,6 +367,8 @@ def test_views_of_other_records_are_refused(views: Augmentation, features: Tenso
         (DataLoader(Items()), 0, "give the dataset of the DataLoader, `loader.dataset`"),
         (Turned(), 0, "The dataset draws at random"),
         (Blended(), 0, "The dataset draws at random"),
+        ([1, 2, 1], 0, "must be features and a label; one is a int"),
+        (Filled(), 0, "The dataset draws at random, or makes an item from others: read twice"),
         (Centred(), 0, "The dataset draws at random, or makes an item from others: read twice"),
         (ChainDataset([STREAM, STREAM]), 0, "ChainDataset has items more than once"),
         (ChainDataset([STREAM, ChainDataset([STREAM])]), 0, "ChainDataset has items more than once"),

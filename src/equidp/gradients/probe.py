@@ -303,16 +303,15 @@ def _changed_beside(
 
 
 def _compare_draws(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
-    """Try several draws of a model, at parameters nearby alone: which records meet by chance does not depend on them.
-
-    Where no gradient is finite nearby, the draws are tried at the model's own parameters.
-    """
-    with passes.parameters_at(nearby(passes)):
-        shown = bool(seeded_norms(passes, features, labels, seed).isfinite().all())
-        for draw in range(1, DRAWS if shown else 1):
+    """Try several draws of a model at parameters nearby, or at its own those whose gradients are not finite there."""
+    near = nearby(passes)  # there alone, because which records meet by chance does not depend on the parameters
+    for draw in range(1, DRAWS):
+        with passes.parameters_at(near):
+            together = seeded_norms(passes, features, labels, seed + draw)
+            if shown := bool(together.isfinite().all()):
+                _compare_beside(passes, features, labels, seed + draw, together)
+        if not shown:
             _compare_beside(passes, features, labels, seed + draw)
-    for draw in range(1, 1 if shown else DRAWS):
-        _compare_beside(passes, features, labels, seed + draw)
 
 
 @contextlib.contextmanager

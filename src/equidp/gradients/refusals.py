@@ -276,9 +276,11 @@ class Untrained:
         for name, layer, batches in self._batches:
             if _batches_of(layer) != batches:
                 raise EquidpError(
-                    f"BatchNorm {name!r} has counted batches since the model was made private: a pass of your own in "
-                    "training mode has put the exact statistics of its records there. Make the model anew, and keep "
-                    "its BatchNorms in eval(): model.eval() before such a pass, and trainer.engine.train() after it."
+                    f"BatchNorm {name!r} has counted batches since the model was made private, or a state with another "
+                    "count was loaded: a pass of your own in training mode puts the exact statistics of its records "
+                    "there. Make the model anew, load public weights before that (also where a run is continued), and "
+                    "keep its BatchNorms in eval(): model.eval() before such a pass, and trainer.engine.train() after "
+                    "it."
                 )
 
     def _now(self) -> list[Tensor | None]:

@@ -17,6 +17,7 @@ whatever is drawn, cancel no longer.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from torch import Tensor
 from equidp.errors import EquidpError
 from equidp.gradients.agreement import close, nearby
 from equidp.gradients.bookkeeping import BookKeeping
-from equidp.gradients.drawn import Drawing, drawn_apart, draws, seeded_norms
+from equidp.gradients.drawn import Drawing, Kept, drawn_apart, draws, seeded_norms
 from equidp.gradients.precision import as_precise_as_norms
 
 OTHERS = 0.0, 1 - 2.0**-20, None
@@ -96,12 +97,14 @@ def _reach_others(passes: BookKeeping, features: Tensor, labels: Tensor, seed: i
     records = len(features)
     if records < 3:
         return False
-    middle = records // 2
+    middle = records // 2 | 1  # odd, so that it parts neighbours of which each second one has the number of the first
 
     def second_half(drawn: Tensor, _: Tensor) -> Tensor:
-        if not drawn.dim() or len(drawn) != records:
+        at = 1 if drawn.shape[:1] == (1,) else 0  # torch's laws of classes (Categorical) are sampled in one row
+        if drawn.shape[at : at + 1] != (records,):
             return torch.ones_like(drawn, dtype=torch.bool)
-        return (torch.arange(records, device=drawn.device) >= middle).view(-1, *[1] * (drawn.dim() - 1))
+        kept = torch.arange(records, device=drawn.device) >= middle
+        return kept.view(-1, *[1] * (drawn.dim() - at - 1)).expand_as(drawn)
 
     def all_but_one(drawn: Tensor, anew: Tensor) -> Tensor:
         changed = (drawn != anew).flatten()
@@ -109,18 +112,23 @@ def _reach_others(passes: BookKeeping, features: Tensor, labels: Tensor, seed: i
 
     with Drawing(passes, None, ()) as drawing:
         norms = seeded_norms(passes, features, labels, seed)
+
+    def moved(by: float | None, only: Collection[int], kept: Kept) -> Tensor | None:
+        """Return the norms with other numbers; None if these decide how many are drawn later, which shifts all."""
+        with Drawing(passes, by, only, kept) as again:
+            found = seeded_norms(passes, features, labels, seed)
+        return found if again.sizes == drawing.sizes else None
+
     calls = [call for call, size in enumerate(drawing.sizes) if call not in but and math.isfinite(size)]
     for by in OTHERS[1:]:  # no 0, which switches dropout off
-        with Drawing(passes, by, calls, second_half):
-            moved = seeded_norms(passes, features, labels, seed)
-        if not close(passes, norms[middle:], moved[middle:]):
+        together = moved(by, calls, second_half)
+        singly = [moved(by, [call], second_half) for call in calls] if together is None else [together]
+        if any(found is not None and not close(passes, norms[middle:], found[middle:]) for found in singly):
             return True
     for call in calls:
-        if drawing.sizes[call] % records == 0:
+        if drawing.sizes[call] % records == 0 or (found := moved(None, [call], all_but_one)) is None:
             continue
-        with Drawing(passes, None, [call], all_but_one):
-            moved = seeded_norms(passes, features, labels, seed)
-        apart = [not close(passes, *pair) for pair in zip(norms.split(1), moved.split(1), strict=True)]
+        apart = [not close(passes, *pair) for pair in zip(norms.split(1), found.split(1), strict=True)]
         if sum(apart) > 1:
             return True
     return False

@@ -77,8 +77,8 @@ def examples_of(data: Data) -> Examples:
         # all over it: rare classes, which are the ones that transforms are for, may come last
         some = sorted({at * len(labels) // READ_TWICE for at in range(READ_TWICE)})
         # one by one: a dataset that gives several at once may make each from all of these
-        again = zip(*DataLoader(Subset(items, some), batch_size=1, collate_fn=joined), strict=True)
-        if not all(map(same, (features[some], labels[some]), map(torch.cat, again))):
+        again = zip(some, DataLoader(Subset(items, some), batch_size=1, collate_fn=joined), strict=True)
+        if not all(same(features[[at]], its) and same(labels[[at]], label) for at, (its, label) in again):
             raise EquidpError(
                 "The dataset draws at random, or makes an item from others: read twice, its items differ. Each is read "
                 "once, so leave random transforms out, and what follows from other items; for flips and crops give "
@@ -96,7 +96,7 @@ def _refuse_repeated(data: object) -> None:
     elif isinstance(data, Subset | ConcatDataset):
         sources = [_source(data, item) for item in range(len(data))]
     elif isinstance(data, list):  # as of `many + 10 * few`
-        sources = list(map(id, data))
+        sources = [id(item) for item in data if isinstance(item, tuple | list)]  # others are refused as no pairs
     else:
         return
     if len(set(sources)) < len(sources):
