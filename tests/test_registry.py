@@ -140,8 +140,7 @@ def test_an_installed_package_adds_a_pipeline_with_its_settings_a_part_and_a_mod
 
 
 @pytest.mark.parametrize(
-    ("name", "passes"),
-    [pytest.param("gentle", True, marks=pytest.mark.slow), pytest.param("careless", False, marks=pytest.mark.slow)],
+    ("name", "passes"), [pytest.param("gentle", True, marks=pytest.mark.slow), ("careless", False)]
 )
 def test_a_part_of_an_installed_package_is_held_to_the_contract(installed, name: str, passes: bool, tmp_path) -> None:
     (tmp_path / "half-0.1.dist-info/entry_points.txt").write_text(PARTS)
