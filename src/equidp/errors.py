@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -110,12 +111,17 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def without_credentials(error: KeyError) -> EquidpError | None:
-    """Return the refusal if Kedro's error is on credentials that an entry of the catalog names and no file has."""
-    if not (found := re.match(r"Unable to find credentials '(.*?)':", str(error.args[0] if error.args else ""))):
-        return None
-    return EquidpError(
-        f"An entry of the catalog names the credentials {found[1]!r}, which no file of settings has: write them into "
-        f"conf/local/credentials.yml, such as `{found[1]}: {{con: sqlite:///data/01_raw/clinic.sqlite}}`, or take the "
-        "entry out."
-    )
+@contextmanager
+def credentials_told() -> Iterator[None]:
+    """Within, Kedro's KeyError on credentials that an entry of the catalog names and no file has becomes a sentence."""
+    try:
+        yield
+    except KeyError as error:
+        found = re.match(r"Unable to find credentials '(.*?)':", str(error.args[0] if error.args else ""))
+        if found is None:
+            raise
+        raise EquidpError(
+            f"An entry of the catalog names the credentials {found[1]!r}, which no file of settings has: write them "
+            f"into conf/local/credentials.yml, such as `{found[1]}: {{con: sqlite:///data/01_raw/clinic.sqlite}}`, or "
+            "take the entry out."
+        ) from error

@@ -20,7 +20,7 @@ from kedro.config import MissingConfigException
 from kedro.io import DataCatalog
 
 from equidp.drafting import draft, draft_entry, marked
-from equidp.errors import EquidpError, without_credentials
+from equidp.errors import EquidpError, credentials_told
 from equidp.options import MARK
 from equidp.parameters.resolved import SAFE_NAME
 from equidp.system.files import replacing
@@ -202,10 +202,6 @@ def _loaded(project: Path, loader: EquidpConfigLoader, entry: str) -> Any:
     with suppress(MissingConfigException):
         credentials = loader["credentials"]
     with chdir(project):  # an entry's path is relative to the project
-        try:
+        with credentials_told():
             catalog = DataCatalog.from_config(loader["catalog"], credentials)
-        except KeyError as error:
-            if (refusal := without_credentials(error)) is None:
-                raise
-            raise refusal from error
         return load_entry(catalog, entry)

@@ -19,7 +19,7 @@ interrupts.end_quietly()  # before imports that take seconds
 
 from equidp.algorithms import ALGORITHMS  # noqa: E402
 from equidp.config_loader import EquidpConfigLoader  # noqa: E402
-from equidp.errors import EquidpError, refuse_unknown, without_credentials  # noqa: E402
+from equidp.errors import EquidpError, credentials_told, refuse_unknown  # noqa: E402
 from equidp.hooks.guard import GuardHook  # noqa: E402
 from equidp.hooks.print import PrintHook  # noqa: E402
 from equidp.hooks.track import TrackHook  # noqa: E402
@@ -55,7 +55,7 @@ class Session(KedroSession):
         if project.PACKAGE_NAME == "equidp":  # a package of the user's own has other pipelines
             refuse_unknown("pipeline", named.get("pipeline_names") or (), PIPELINES)
         try:
-            with collection.postponed():
+            with credentials_told(), collection.postponed():
                 return super().run(*args, **named)
         except ValueError as error:
             if not str(error).startswith(FILTERED_AWAY):
@@ -63,10 +63,6 @@ class Session(KedroSession):
             raise EquidpError(
                 f"{str(error).rstrip('.')}: `kedro registry describe <pipeline>` lists its nodes."
             ) from error
-        except KeyError as error:
-            if (refusal := without_credentials(error)) is None:
-                raise
-            raise refusal from error
         except DatasetError as error:
             if not str(error).startswith(NOT_IN_CATALOG):
                 raise

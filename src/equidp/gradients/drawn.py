@@ -93,7 +93,7 @@ class Drawing(TorchFunctionMode):
 
     Args:
         passes: their device's generators count.
-        by: the number; above a half, dropout remains. None: all numbers are drawn anew, and dropout remains.
+        by: the number; above `MIDDLE`, dropout remains. None: all numbers are drawn anew, and dropout remains.
         only: which of the calls that draw; None for all.
         kept: which numbers of these calls stay as drawn; None for none.
     """

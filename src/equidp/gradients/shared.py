@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,7 +33,6 @@ OTHERS = 0.0, 1 - 2.0**-20, None
 """Numbers in the place of those drawn. A coin is compared with a chance, and the first two lie on its two sides. None:
 numbers that are drawn anew, as others show more of an angle or a place.
 """
-
 
 ODD = 31
 """How many records are tried with other numbers for some: columns that look like records are seldom so many."""
@@ -98,18 +98,7 @@ def _reach_others(passes: BookKeeping, features: Tensor, labels: Tensor, seed: i
     if records < 3:
         return False
     middle = records // 2 | 1  # odd, so that it parts neighbours of which each second one has the number of the first
-
-    def second_half(drawn: Tensor, _: Tensor) -> Tensor:
-        at = 1 if drawn.shape[:1] == (1,) else 0  # torch's laws of classes (Categorical) are sampled in one row
-        if drawn.shape[at : at + 1] != (records,):
-            return torch.ones_like(drawn, dtype=torch.bool)
-        kept = torch.arange(records, device=drawn.device) >= middle
-        return kept.view(-1, *[1] * (drawn.dim() - at - 1)).expand_as(drawn)
-
-    def all_but_one(drawn: Tensor, anew: Tensor) -> Tensor:
-        changed = (drawn != anew).flatten()
-        return ~(changed & (changed.cumsum(0) == 1)).view(drawn.shape)
-
+    second_half = partial(_of_later, records, middle)
     with Drawing(passes, None, ()) as drawing:
         norms = seeded_norms(passes, features, labels, seed)
 
@@ -126,12 +115,27 @@ def _reach_others(passes: BookKeeping, features: Tensor, labels: Tensor, seed: i
         if any(found is not None and not close(passes, norms[middle:], found[middle:]) for found in singly):
             return True
     for call in calls:
-        if drawing.sizes[call] % records == 0 or (found := moved(None, [call], all_but_one)) is None:
+        if drawing.sizes[call] % records == 0 or (found := moved(None, [call], _all_but_one)) is None:
             continue
         apart = [not close(passes, *pair) for pair in zip(norms.split(1), found.split(1), strict=True)]
         if sum(apart) > 1:
             return True
     return False
+
+
+def _of_later(records: int, first: int, drawn: Tensor, _: Tensor) -> Tensor:
+    """Mark the numbers of the records from the `first` on; all numbers, if there is none for each record."""
+    at = 1 if drawn.shape[:1] == (1,) else 0  # torch's laws of classes (Categorical) are sampled in one row
+    if drawn.shape[at : at + 1] != (records,):
+        return torch.ones_like(drawn, dtype=torch.bool)
+    kept = torch.arange(records, device=drawn.device) >= first
+    return kept.view(-1, *[1] * (drawn.dim() - at - 1)).expand_as(drawn)
+
+
+def _all_but_one(drawn: Tensor, anew: Tensor) -> Tensor:
+    """Mark all numbers but the first of those that are others anew."""
+    changed = (drawn != anew).flatten()
+    return ~(changed & (changed.cumsum(0) == 1)).view(drawn.shape)
 
 
 def _the_same(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, calls: set[int]) -> bool:
