@@ -274,6 +274,7 @@ def test_a_full_disk_leaves_a_sentence_and_no_half_file(project):
     assert not groups.is_symlink()
 
 
+@pytest.mark.slow
 def test_a_store_locked_for_a_while_misses_nothing(project, locked_in_training, monkeypatch, caplog):
     printed = prints.print_results
     monkeypatch.setattr(prints, "print_results", lambda *given: (locked_in_training.give_back(), printed(*given)))
@@ -292,6 +293,7 @@ def test_a_store_locked_for_a_while_misses_nothing(project, locked_in_training, 
     assert "cost_of_privacy/accuracy" in run.data.metrics
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_cannot_be_printed_is_logged_and_finished(project, monkeypatch, caplog):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -326,6 +328,7 @@ def test_a_store_locked_to_the_end_loses_no_result(project, locked_in_training, 
     assert not list(project.rglob("checkpoint.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pipelines", [("dpsgd",), ("dpsgd", "naive")], ids=["one run", "parent and children"])
 def test_a_locked_store_does_not_hide_why_a_run_failed(project, lock, monkeypatch, pipelines, caplog):
     def refuse(*_, **__):

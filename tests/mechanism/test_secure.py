@@ -501,7 +501,9 @@ warn_of_rounding_by_place()
 """
 
 
-@pytest.mark.parametrize(("first", "second"), [("equidp", "torch"), ("torch", "equidp")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("equidp", "torch"), pytest.param("torch", "equidp", marks=pytest.mark.slow)]
+)
 def test_a_row_of_a_small_layer_is_rounded_alike_wherever_it_stands(first: str, second: str) -> None:
     """One record less moves those after it by a place; at a kink or a threshold each would turn."""
     rest = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}

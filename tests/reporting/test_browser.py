@@ -72,10 +72,9 @@ def visit(browser: sync_api.Browser, path: Path, width: int) -> Visit:
     ("name", "width"),
     [
         ("run", 1280),
-        ("hostile", 400),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("run", 400), ("hostile", 1280), ("comparison", 1280), ("comparison", 400)]
+            for case in [("run", 400), *((name, width) for name in ("hostile", "comparison") for width in (1280, 400))]
         ),
     ],
 )
@@ -126,6 +125,7 @@ def test_table_sorts_by_number_and_by_name_undefined_last(browser, reports, widt
     seen.page.close()
 
 
+@pytest.mark.slow
 def test_without_javascript_the_page_says_what_is_missing_and_leaves_no_holes(browser, reports):
     page = browser.new_page(java_script_enabled=False)
     page.goto(reports["run"].as_uri())
@@ -137,6 +137,7 @@ def test_without_javascript_the_page_says_what_is_missing_and_leaves_no_holes(br
     seen.page.close()
 
 
+@pytest.mark.slow
 def test_statements_open_and_print(browser, reports):
     seen = visit(browser, reports["comparison"], 1280)
     assert not seen.page.get_by_text("Who is protected").first.is_visible()
@@ -149,7 +150,8 @@ def test_statements_open_and_print(browser, reports):
     seen.page.close()
 
 
-@pytest.mark.parametrize("name", ["run", pytest.param("comparison", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", "comparison"])
 def test_no_column_is_cut_off_where_a_page_is_printed(browser, reports, name):
     seen = visit(browser, reports[name], 717)  # A4 between margins of a centimetre
     seen.page.emulate_media(media="print")
@@ -179,6 +181,7 @@ def test_a_long_name_of_a_grouping_stays_in_its_card(browser, sample, tmp_path):
     page.close()
 
 
+@pytest.mark.slow
 def test_groups_called_like_a_part_of_javascript_keep_their_places(browser, sample, tmp_path):
     """Plotly dropped `__proto__` and `constructor`, and every group behind them had its neighbour's name."""
     names = ("__proto__", "constructor", "Not stated")
