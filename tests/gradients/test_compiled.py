@@ -237,7 +237,8 @@ with torch.inference_mode():
 """
 
 
-@pytest.mark.parametrize("processor", [{}, pytest.param({"ATEN_CPU_CAPABILITY": "default"}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processor", [{}, {"ATEN_CPU_CAPABILITY": "default"}])
 def test_where_torch_does_not_fuse_its_additions_room_changes_no_digit(processor: dict[str, str]) -> None:
     run = [sys.executable, "-c", UNFUSED]
     done = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | processor)

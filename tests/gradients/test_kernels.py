@@ -143,7 +143,7 @@ def test_group_norms_gradients_are_torchs(channels: int, groups: int, places: tu
     ("channels", "size", "stride", "dilation", "padding", "image"),
     [
         # several tiles of outputs and of inputs, several blocks of pixels; then windows that are a pixel
-        ((3, 20), (3, 3), (1, 1), (1, 1), 1, (6, 7)),
+        pytest.param((3, 20), (3, 3), (1, 1), (1, 1), 1, (6, 7), marks=pytest.mark.slow),
         ((18, 20), (1, 1), (1, 1), (1, 1), 0, (6, 7)),
         ((18, 20), (1, 1), (1, 1), (1, 1), 0, (5, 4)),  # whose rows begin at 16 bytes
         ((2, 5), (3, 2), (2, 1), (1, 2), 1, (7, 8)),
