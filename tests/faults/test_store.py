@@ -19,8 +19,9 @@ import mlflow
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.utils.validation import _validate_param
-from sqlalchemy import event
+from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import OperationalError
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.errors import EquidpError
@@ -208,6 +209,22 @@ def test_a_path_of_any_letters_is_taken_where_they_are_utf_8():
 def test_the_reason_is_told_and_not_a_remark_in_front_of_it():
     remark = "(raised as a result of Query-invoked autoflush; consider using a session.no_autoflush block)"
     assert "disk is full" in str(store.refusal("x", OSError(f"{remark}\n(sqlite3) disk is full\n[SQL: …]"), "").message)
+
+
+def test_a_database_that_fills_the_disk_says_what_to_do():
+    """It stopped at "database or disk is full" where the store was being made."""
+    with create_engine("sqlite://").connect() as database:
+        database.exec_driver_sql("PRAGMA max_page_count = 1")
+        with pytest.raises(OperationalError) as full:
+            database.exec_driver_sql("CREATE TABLE t (x)")
+    said = store.refusal("sqlite:///mlflow.db", full.value, "Nothing was run.").message
+    assert said == "MLflow's store sqlite:///mlflow.db failed (the disk is full; free some space). Nothing was run."
+
+
+def test_an_empty_address_of_the_store_is_refused_by_its_name():
+    """MLflow takes it for a folder, and told of a file store that nobody had asked for."""
+    with pytest.raises(EquidpError, match=r"address .* is empty: unset MLFLOW_TRACKING_URI"):
+        store.check_store("")
 
 
 def test_a_full_folder_of_artifacts_is_not_taken_for_the_database():

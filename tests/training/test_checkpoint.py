@@ -531,7 +531,7 @@ class TestDisk:
         before = path.read_bytes()
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) - 1, hard))
         try:
-            with pytest.raises(EquidpError, match=r"Cannot write .*: File too large"):
+            with pytest.raises(EquidpError, match=r"Cannot write .*: File too large; raise the limit"):
                 write_checkpoint(path, EMPTY, SETTINGS)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
