@@ -232,6 +232,7 @@ def test_a_box_has_the_same_points_in_every_process_and_all_whole_numbers_of_a_r
     "trials",
     [
         Trials(law="geometric", mean=7.0),
+        Trials(law="geometric", mean=1.5),
         Trials(law="poisson", mean=4.0),
         Trials(law="negative_binomial", mean=5.0, shape=0.0),
         Trials(law="negative_binomial", mean=5.0, shape=0.5),
