@@ -255,6 +255,16 @@ class TestCalibration:
         noise = calibrate(lambda noise: [Event(rate, noise, count)], 200, 1e-5)
         assert 100 < epsilon([Event(rate, noise, count)], 1e-5).value <= 200
 
+    @pytest.mark.parametrize("share", [0.5, 1.5])
+    def test_a_search_that_found_too_little_or_too_much_noise_is_not_believed(
+        self, share: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = share * calibrate(lambda noise: [Event(1.0, noise)], 1.0, 1e-5)
+        monkeypatch.setattr(calibration, "_searched", lambda *_, **__: found)
+        again = calibrate(lambda noise: [Event(1.0, noise)], 1.0, 1e-5)
+        assert again * share / found == pytest.approx(1, rel=0.01)
+        assert epsilon([Event(1.0, again)], 1e-5).value <= 1.0
+
     def test_what_the_fine_discretisation_gives_back_stops_short_of_the_target(self) -> None:
         # the next smaller noise would cost 1.0005 times the target
         target = epsilon([Event(1.0, calibration.TIGHTENING)], 1e-5).pld / 1.0005

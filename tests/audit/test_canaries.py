@@ -177,6 +177,16 @@ class TestGradientCanaries:
         expected = torch.log((0.75 * density(0) + 0.25 * density(1)) / density(0))
         assert torch.allclose(listener.scores, expected)
 
+    def test_a_release_is_heard_in_units_of_its_sensitivity(self) -> None:
+        model, heard = CanaryModel(nn.Linear(4, 2), records(1, 1).schema, torch.float32, 3), []
+        for sensitivity in (1.0, 4.0):
+            listener = Listener(SeededRandom(0, "cpu"), model, rate=0.25)
+            released = sensitivity * torch.arange(float(listener._dimension))
+            listener.perturb(released, sensitivity=sensitivity, noise_multiplier=2.0)
+            heard.append(listener.scores)
+        assert heard[0].any()
+        torch.testing.assert_close(heard[0], heard[1])
+
     def test_side_releases_are_not_mistaken_for_gradients(self) -> None:
         model = CanaryModel(nn.Linear(4, 2), records(1, 1).schema, torch.float32, 3)
         listener = Listener(SeededRandom(0, "cpu"), model, rate=1.0)

@@ -29,8 +29,8 @@ def parts() -> Any:
     return divide(kind.records(kind.locate(Path())), resolve_digits().data, 0, [])
 
 
-def resolve_digits(*, secure: bool = True, resume: bool = False) -> Any:
-    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "secure": secure, "evaluation": {"epsilon": 1.0}}
+def resolve_digits(*, secure: bool = True, resume: bool = False, epsilon: float = 1.0) -> Any:
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "secure": secure, "evaluation": {"epsilon": epsilon}}
     return resolve({"dataset": "digits", "model": {"name": "logistic"}, "privacy": privacy, "resume": resume})
 
 
@@ -83,6 +83,33 @@ def test_the_histogram_of_other_records_of_the_same_groups_is_not_taken(parts: A
     others = replace(parts, test=replace(parts.test, features=parts.test.features + 1))
     with pytest.raises(EquidpError, match="of another model or of other records"):
         counts(others, tmp_path, scores, resume=True)
+
+
+def test_a_histogram_of_another_ask_or_of_a_part_of_the_models_tensors_is_not_taken(parts: Any, tmp_path: Path) -> None:
+    """Else a statement would be of an ε that the kept counts do not have, or of noise that a seed gave."""
+    scores = np.eye(10)[parts.test.labels.numpy()]
+
+    def drawn(given: Any, last: float = 1.0) -> Any:
+        weights = Weights({"a": torch.ones(2), "b": torch.full((2,), last)}, {})
+        return release_figures(scores, weights, parts.test, parts.train, tmp_path, given, algorithm="dpsgd")
+
+    drawn(resolve_digits(secure=False))
+    for last, given in ((1.0, {}), (2.0, {}), (2.0, {"epsilon": 2.0})):
+        with pytest.raises(EquidpError, match="of another model or of other records"):
+            drawn(resolve_digits(resume=True, **given), last)
+        drawn(resolve_digits(**given), last)
+
+
+def test_seeded_figures_say_so_and_share_no_noise_with_another_algorithms(parts: Any, tmp_path: Path) -> None:
+    """The same noise on both would cancel in the difference of two algorithms' counts."""
+    scores, weights, given = np.eye(10)[parts.test.labels.numpy()], Weights({"a": torch.ones(2)}, {}), resolve_digits
+    found = [
+        release_figures(scores, weights, parts.test, parts.train, tmp_path / name, given(secure=secure), algorithm=name)
+        for name, secure in (("dpsgd", False), ("naive", False), ("auto_s", True))
+        if (tmp_path / name).mkdir() is None
+    ]
+    assert [one["secure"] for one in found] == [False, False, True]
+    assert found[0]["histogram"]["counts"] != found[1]["histogram"]["counts"]
 
 
 def test_secure_figures_are_refused_where_one_record_more_moves_others(parts: Any, tmp_path: Path) -> None:
