@@ -304,3 +304,14 @@ def test_steps_taken_again_have_no_room_beyond_a_limit_that_is_a_guarantee(tmp_p
     found = DatasetLedger(tmp_path, "digits").entries()
     assert [one.events[0].count for one in found] == [20, 1, 19]
     assert len({one.limit for one in found}) == 1
+
+
+def test_a_run_that_was_begun_without_a_guarantee_does_not_go_on_as_if_it_had_one(tmp_path: Path) -> None:
+    """It went on, and steps that it took again were within no limit."""
+    run = entered(tmp_path, settings(total_epsilon=50.0))
+    asked = settings(resume=True, total_epsilon=50.0, total_adaptive=True)
+    with pytest.raises(EquidpError, match=r"was begun without .*total_adaptive=true.*leave it out"):
+        entered(tmp_path, asked)
+    assert entered(tmp_path, settings(resume=True, total_epsilon=50.0)) == run
+    other = entered(tmp_path / "other", settings(total_epsilon=50.0, total_adaptive=True))
+    assert entered(tmp_path / "other", asked) == other

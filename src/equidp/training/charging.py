@@ -133,7 +133,8 @@ def enter(
             limit, because what has happened cannot be undone.
 
     Raises:
-        EquidpError: if `privacy.total_epsilon` would be exceeded.
+        EquidpError: if `privacy.total_epsilon` would be exceeded, or a run that was begun without a guarantee is
+            continued with one.
     """
     ledger, place = ledger_of(folder, settings, provenance), workplace / CHARGED
     privacy = settings.privacy
@@ -157,6 +158,11 @@ def enter(
             mine, asked = [entry for entry in before if entry.run == known], entries(known)
             if mine[: len(asked)] != asked:  # entered with other settings: it was charged for something else
                 continue
+            if privacy.total_adaptive and any(entry.secure and entry.limit is None for entry in mine):
+                raise EquidpError(
+                    f"The run in {workplace} was begun without the limit of privacy.total_adaptive=true, which only a "
+                    "data set's first secure run can fix: leave it out to go on."
+                )
             if not set(ledger.names) <= {name for entry in mine for name in entry.data}:
                 named = Entry(known, NAMES, algorithm, split="", part="", unit="", secure=False)
                 ledger.add([named])
