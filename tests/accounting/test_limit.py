@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from equidp.accounting.events import Event
 from equidp.accounting.limit import Limit
 from equidp.errors import EquidpError
 from equidp.parameters import resolve
+from equidp.pipelines.reporting.nodes import draw_ledger
 
 LIMIT = {"limit": 3.0, "adaptive": True}
 
@@ -137,6 +139,54 @@ def test_two_data_sets_with_and_without_a_limit_that_turn_out_to_be_one_get_no_m
     for given in (LIMIT, {"limit": 3.0}):
         with pytest.raises(EquidpError, match=r"privacy\.total_adaptive"):
             DatasetLedger(tmp_path, "adult", "copy").charge([entry(run="2")], delta=DELTA, **given)
+
+
+@pytest.mark.parametrize("given", [{}, {"delta": 1e-6}, {"limit": 8.0}])
+def test_two_limits_hold_for_no_data_sets_that_turn_out_to_be_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, given: dict[str, Any]
+) -> None:
+    """Each kept its own. If they were equal, they were told as one guarantee, whatever both had spent together."""
+    for number in range(5):
+        charged(DatasetLedger(tmp_path, "digits"), number)
+        charged(DatasetLedger(tmp_path, "copy"), 10 + number, **given)
+    told(tmp_path, caplog, within=True)
+    ledger = DatasetLedger(tmp_path, "digits", "copy")
+    ledger.charge([entry(run="shows", secure=False)], delta=DELTA)  # a research run shows that they are one
+    told(tmp_path, caplog, within=False)
+    with pytest.raises(EquidpError, match=r"begun apart, .* no more secure runs"):
+        ledger.charge([entry(run="little", events=(Event(1.0, 500.0),))], delta=DELTA, **LIMIT)
+
+
+def test_a_limit_is_no_guarantee_once_lost_entries_are_beyond_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = DatasetLedger(tmp_path, "digits")
+    for number in range(6):
+        charged(ledger, number)
+    told(tmp_path, caplog, within=True)
+    ledger.add([entry(run=f"lost{number}") for number in range(6)])
+    told(tmp_path, caplog, within=False)
+
+
+def told(folder: Path, caplog: pytest.LogCaptureFixture, *, within: bool) -> None:
+    """Compare whether a release and the log tell the limit as a guarantee."""
+    found = spent(DatasetLedger(folder, "digits").entries(), DELTA, "record")
+    assert found is not None
+    assert (found.limit is not None) is within
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        draw_ledger(folder, resolve({"dataset": "digits", "privacy": {"epsilon": 1.0}}))
+    assert ("No run is begun" in caplog.text) is within
+
+
+def test_a_limit_is_no_guarantee_where_runs_of_another_unit_may_decide_on_its_runs(tmp_path: Path) -> None:
+    charged(DatasetLedger(tmp_path, "digits"), 0)
+    copy = DatasetLedger(tmp_path, "copy")
+    copy.charge([entry(run="1", unit="person")], delta=DELTA)
+    DatasetLedger(tmp_path, "digits", "copy").charge([entry(run="shows", secure=False)], delta=DELTA)
+    found = spent(copy.entries(), DELTA, "record")
+    assert found is not None
+    assert (found.secure, found.others, found.limit) == (1, 1, None)
 
 
 def test_an_order_that_the_accountant_has_no_longer_is_bounded_by_the_next() -> None:

@@ -35,6 +35,7 @@ import dp_accounting as dp
 from dp_accounting.rdp import RdpAccountant
 from filelock import FileLock, Timeout
 
+from equidp.accounting.budget import SLACK
 from equidp.accounting.calibration import divergences
 from equidp.accounting.epsilon import epsilon, epsilon_of
 from equidp.accounting.events import Event, canonical
@@ -225,24 +226,30 @@ class DatasetLedger:
         """Return the limit that the data set's runs keep, which its first secure run fixes."""
         counting = [entry for entry in before if entry.secure]
         kept = next((entry.limit for entry in counting if entry.limit), None)
+        if kept is not None and any(entry.limit != kept for entry in counting):
+            raise EquidpError(
+                f"Two data sets in {self.path} have turned out to be one, and were begun apart, with a limit of "
+                "privacy.total_adaptive=true on one or both. It does not hold for both together, so there are no more "
+                "secure runs on them: take other records."
+            )
         if kept is not None and asked != kept.epsilon:
             raise EquidpError(
                 f"The secure runs on this data set keep a limit of {kept}, which the first of them has fixed "
                 f"({self.path}): set privacy.total_adaptive=true and privacy.total_epsilon={kept.epsilon:g}."
             )
-        if asked is not None and any(entry.limit is None or entry.limit != kept for entry in counting):
+        if asked is not None and kept is None and counting:
             raise EquidpError(
                 "privacy.total_adaptive=true fixes a limit before a data set's first secure run, and "
                 f"{self.path} has secure runs without it: leave it out; privacy.total_epsilon alone counts them all."
             )
         if asked is None or kept is not None:
             return kept
-        return Limit.fixed(asked, delta, _curve(_by_part(entry for entry in more if entry.secure)))
+        return Limit.fixed(asked, delta, _curve(_by_part(entry for entry in more if entry.secure)), more[0].run)
 
     def _refuse_beyond(self, before: Sequence[Entry], more: Sequence[Entry], delta: float, limit: float) -> None:
         delta = more[0].limit.delta if more[0].limit else delta
         spent, then = total_epsilon(before, delta), total_epsilon([*before, *more], delta)
-        if then > limit * (1 + 1e-9):
+        if then > limit * (1 + SLACK):
             raise EquidpError(
                 f"privacy.total_epsilon={limit:g}: {self.path} has spent ε = {spent:.4g} at δ = {delta:g}, and with "
                 f"this run it would be {then:.4g}. {more[0].algorithm} was not trained; ask for a smaller "
@@ -316,6 +323,19 @@ def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
     return min(found, max(epsilon(events, delta).value for events in together))
 
 
+def kept_limit(entries: Iterable[Entry]) -> Limit | None:
+    """Return the limit that is a guarantee for all entries that count, if there is one.
+
+    There is none if some entries are of another limit, or of another unit, which no limit bounds. There is none either
+    if they are beyond the limit, because entries were lost and have been added again.
+    """
+    counting = [entry for entry in entries if entry.secure]
+    limits = {entry.limit for entry in counting}
+    if len(limits) != 1 or (limit := limits.pop()) is None or len({entry.unit for entry in counting}) > 1:
+        return None
+    return limit if total_epsilon(counting, limit.delta) <= limit.epsilon * (1 + SLACK) else None
+
+
 def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, float, bool, str]]:
     """Return for each run, in order: a title, its unit's total after it, whether it counts, and its unit."""
     rows, so_far = [], list[Entry]()
@@ -339,7 +359,7 @@ class Spent:
         others: number of secure runs for other units, whose ε have no total with these.
         epsilon: total ε of the secure runs for the unit at `delta`.
         delta: δ.
-        limit: the limit that all of them keep, if there is one.
+        limit: the limit that is a guarantee for all secure runs, if there is one.
     """
 
     secure: int
@@ -363,8 +383,7 @@ def spent(entries: Sequence[Entry], delta: float, unit: str) -> Spent | None:
     secure = {entry.run: entry.unit for entry in releases if entry.secure}
     own = sum(of == unit for of in secure.values())
     alike = [entry for entry in releases if entry.unit == unit]
-    limits = {entry.limit for entry in alike if entry.secure}
-    limit = limits.pop() if len(limits) == 1 else None
+    limit = kept_limit(releases) if own else None
     return Spent(own, len(research), len(secure) - own, total_epsilon(alike, delta), delta, limit)
 
 

@@ -34,27 +34,31 @@ class Limit:
         order: α, at which alone divergences are added.
         epsilon: the largest total ε, converted from that order.
         delta: δ.
+        run: name of the run that fixed it. Two data sets that turn out to be one were held below two limits; even equal
+            ones bound nothing together.
     """
 
     order: float
     epsilon: float
     delta: float
+    run: str = ""
 
     def __str__(self) -> str:
         return f"ε = {self.epsilon:g} at δ = {self.delta:g}"
 
     @classmethod
-    def fixed(cls, epsilon: float, delta: float, first: Mapping[float, float]) -> Limit:
+    def fixed(cls, epsilon: float, delta: float, first: Mapping[float, float], run: str = "") -> Limit:
         """Return a limit at the order at which most runs like the first have room.
 
         Args:
             epsilon: the largest total ε.
             delta: δ.
             first: what the first run is charged, by order.
+            run: its name.
         """
         orders = [order for order in first if order > 1]
         order = max(orders, key=lambda order: total_for(epsilon, order, delta) / max(first[order], 1e-9))
-        return cls(order, epsilon, delta)
+        return cls(order, epsilon, delta, run)
 
     def spent(self, divergences: Mapping[float, float], delta: float) -> float:
         """Return ε at δ of the divergence of this order.

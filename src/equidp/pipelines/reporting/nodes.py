@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from equidp.accounting.dataset_ledger import spent_by_run
+from equidp.accounting.dataset_ledger import kept_limit, spent_by_run
 from equidp.errors import EquidpError
 from equidp.parameters import Settings, concerning
 from equidp.pipelines.provenance import provenance_facts
@@ -74,8 +74,7 @@ def draw_ledger(folder: Path, settings: Settings) -> go.Figure:
             ", ".join(dict.fromkeys(entry.data[0] for entry in entries)),
             len({entry.run for entry in entries if entry.secure and entry.unit == unit}),
         )
-    limit = next((entry.limit for entry in entries if entry.limit), None)
-    if limit is not None:
+    if (limit := kept_limit(entries)) is not None:
         logger.info(
             "No run is begun with which they would cost more than %s, reckoned at the Rényi order %g. That limit, and "
             "not what is spent, is the guarantee where results of earlier runs decide on later ones.",
