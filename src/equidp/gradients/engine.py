@@ -270,7 +270,10 @@ class GradientEngine:
         together = self.passes.together(features.numel() // len(labels) * rows, views)  # others would be copied in vain
         longer, theirs = torch.cat([view[places] for view in features.chunk(views)[:together]]), labels[places]
         with self._trying(features[: len(labels)], labels):
-            look_again(self.passes, longer, repeated(theirs, together), rows)
+            look_again(self.passes, longer, repeated(theirs, together), rows, sized=self.rows is None)
+            if len(labels) > 1:
+                some = min(len(labels), SEVERAL)
+                refuse_shared_draws(self.passes, features[:some], labels[:some], in_pieces=self.in_pieces)
         self._looks.held()
         self._looked_at = max(self._looked_at, rows)
         self._shares.forget()
