@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.util
 import io
 import os
 import pickle
 import shutil
 import signal
 import sqlite3
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_type_hints
 
 import pytest
 from filelock import FileLock
 from hypothesis import settings
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, grammar_parser
 from sqlalchemy import Engine, event
 
 # the thread count decides the order of sums, and runs in here are compared with runs in processes of their own; and
@@ -78,6 +81,20 @@ def parsed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(OmegaConf, "load", staticmethod(found))
+        patched.setattr("omegaconf.base.parse", functools.cache(grammar_parser.parse))  # of `${…}`: in pure Python, too
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prepared_once() -> Iterator[None]:
+    """What Kedro asks anew of every session, whose answer stays: the types of all nodes, and whether there is Ibis.
+
+    A third of a session's beginning.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kedro.validation.type_extractor.get_type_hints", functools.cache(get_type_hints))
+        if importlib.util.find_spec("ibis") is None:
+            patched.setitem(sys.modules, "ibis", None)  # it is looked for on the disk for every parameter
         yield
 
 

@@ -46,6 +46,7 @@ print(*(name for name in unwanted if name in sys.modules))
 """
 
 
+@pytest.mark.slow
 def test_training_imports_neither_opacus_nor_ipython_nor_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -59,6 +60,7 @@ print(*(name for name in ("sklearn", "torch") if name in sys.modules))
 """
 
 
+@pytest.mark.slow
 def test_a_sweeps_worker_which_hands_cells_on_imports_nothing_that_trains() -> None:
     done = subprocess.run([sys.executable, "-c", A_WORKER], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -331,6 +331,7 @@ presets:
     assert asked == [count]
 
 
+@pytest.mark.slow
 def test_a_rate_to_start_from_leaves_the_majority_and_comes_from_the_declaration_alone() -> None:
     """At a rate of 0.1 thirty steps at this noise hardly move a model."""
     options = {
@@ -402,6 +403,7 @@ def test_a_preset_in_any_layer_and_file_is_checked_and_not_drafted_again(
     )
 
 
+@pytest.mark.slow
 def test_a_sheet_of_excel_is_drafted_and_checked_by_its_entry_of_the_catalog(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

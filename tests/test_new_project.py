@@ -134,6 +134,7 @@ def test_a_disk_that_refuses_leaves_no_half_of_a_project(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_no_message_names_a_page_that_a_wheel_does_not_have() -> None:
     for file in (ROOT / "src").rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))

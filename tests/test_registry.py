@@ -130,6 +130,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))}
 
 
+@pytest.mark.slow
 def test_an_installed_package_adds_a_pipeline_with_its_settings_a_part_and_a_model(installed: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-c", ASKED], env=installed, capture_output=True, text=True, check=False)
     first, second, *refused = done.stdout.splitlines()

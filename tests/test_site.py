@@ -20,6 +20,7 @@ LONG = {"results.md", "settings-algorithms.md", "worst_group_tables.md"}
 HEADINGS = ("The step", "When to use it", "Settings", "ε")
 
 
+@pytest.mark.slow
 def test_the_site_builds_with_every_warning_an_error(tmp_path: Path) -> None:
     """Links within the site and to its sections are checked by this, and docstrings of the API."""
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

@@ -41,6 +41,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_a_mistyped_name_is_refused_before_what_takes_seconds_to_import(project: Path) -> None:
     """In one process, one after another: what the first imports the last has imported too."""
     done = subprocess.run([sys.executable, "-c", COMMANDS, *REFUSED], capture_output=True, text=True, cwd=project)

@@ -22,11 +22,13 @@ def before(tmp_path_factory: pytest.TempPathFactory, coarse: None) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_same_code_changes_no_digit(before: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert unchanged.main(["--against", str(before), *ONLY]) == 0
     assert capsys.readouterr().out == "2 cases, no digit changed\n"
 
 
+@pytest.mark.slow
 def test_a_noise_that_differs_in_its_seventh_digit_is_told(
     before: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,6 +42,7 @@ def test_a_noise_that_differs_in_its_seventh_digit_is_told(
     assert not {"noise_multiplier/sound", "steps", "state/random"} & changed
 
 
+@pytest.mark.slow
 def test_every_kept_digit_counts(before: Path) -> None:
     kept = unchanged.read(before)
     for name, case in kept.items():
@@ -49,6 +52,7 @@ def test_every_kept_digit_counts(before: Path) -> None:
             assert sentence.startswith(f"{name}: {key} was ")
 
 
+@pytest.mark.slow
 def test_a_case_that_is_missing_is_a_difference(before: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads(before.read_text())
     del content["cases"]["sgd/linear"]
@@ -83,6 +87,7 @@ def test_a_file_of_another_kind_is_refused_in_one_sentence(
     assert re.search(words, told)
 
 
+@pytest.mark.slow
 def test_a_case_that_does_not_exist_is_refused_with_the_nearest_one(
     before: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
+from equidp.accounting import dataset_ledger
 from equidp.accounting.dataset_ledger import DatasetLedger, Entry, spent, spent_by_run, total_epsilon
 from equidp.accounting.epsilon import epsilon, epsilon_of
 from equidp.accounting.events import Event
@@ -59,6 +61,8 @@ def test_laws_and_budgets_enter_by_their_divergences() -> None:
     assert total_epsilon([budget], DELTA) == pytest.approx(epsilon_of(0.5, 8.0, DELTA))
     assert total_epsilon([law, dataclasses.replace(law, part="test")], DELTA) == pytest.approx(expected)  # disjoint
     assert total_epsilon([law, budget], DELTA) > max(expected, epsilon_of(0.5, 8.0, DELTA))
+    for alone in (law, budget):  # what is not plain may not be left out beside what is
+        assert total_epsilon([entry(), alone], DELTA) > total_epsilon([alone], DELTA)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +148,19 @@ def test_runs_at_once_do_not_pass_the_limit_together(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(run, range(8))) == 4
     assert len(DatasetLedger(tmp_path, "adult").entries()) == 4
+
+
+def test_nothing_is_charged_while_another_process_may_be_between_its_limit_and_its_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the lock eight runs at once may keep the limit by luck; this does not depend on when they run."""
+    monkeypatch.setattr(dataset_ledger, "SECONDS", 0)
+    ledger = DatasetLedger(tmp_path, "adult")
+    ledger.charge([entry()], delta=DELTA)
+    before = ledger.path.read_bytes()
+    with FileLock(f"{ledger.path}.lock"), pytest.raises(EquidpError, match="is held by another run for 0 s: try again"):
+        ledger.charge([entry()], delta=DELTA)
+    assert ledger.path.read_bytes() == before
 
 
 def test_every_unit_has_a_total_of_its_own_and_no_limit_holds_over_several(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_a_schedule_of_thousands_of_epochs_is_charged_epoch_by_epoch() -> None:
     assert [event.noise_multiplier for event in events] == [1 - 0.4 * epoch / 4_000 for epoch in range(4_000)]
 
 
+@pytest.mark.slow
 def test_where_no_terminal_shows_it_a_log_says_that_solving_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

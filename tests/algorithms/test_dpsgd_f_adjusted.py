@@ -31,6 +31,7 @@ def test_without_adjustment_it_is_dpsgd_f_smooth(lab: Any) -> None:
     assert torch.equal(found.parameters, lab.trained("dpsgd_f_smooth").parameters)
 
 
+@pytest.mark.slow
 def test_shares_are_those_of_all_counts_so_far(lab: Any) -> None:
     """Noise of ±30 around sizes 4, 9 and 2 averages out, however short the memory of the bounds."""
     sizes = torch.tensor([1.0, 9.0, 0.5, 3.0, 0.0, 1.5])

@@ -33,6 +33,7 @@ def test_without_balance_it_is_dpsgd_f_smooth(lab: Any) -> None:
     assert found["scale"].tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_weights_follow_the_remembered_sizes(lab: Any) -> None:
     """Noise of ±30 around sizes 4, 9 and 1 averages out; θ^k is the root of (10/3)/size."""
     plan = lab.plan()

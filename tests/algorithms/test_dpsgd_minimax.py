@@ -112,6 +112,7 @@ def test_classes_are_compared_within_their_own_group(lab: Any) -> None:
     assert found[2] == pytest.approx(found[3])
 
 
+@pytest.mark.slow
 def test_counts_that_are_all_noise_steer_a_shift_by_half_on_average(lab: Any) -> None:
     """Of 400 steps of pure noise around cells of 20 records, as wrong as each other."""
     steps, noise = 400, 50.0

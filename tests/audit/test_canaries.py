@@ -11,7 +11,7 @@ from tests.thorough import ONE_OF_EACH, first
 from torch import nn
 
 from equidp.algorithms import ALGORITHMS
-from equidp.audit import AuditSettings
+from equidp.audit import AuditSettings, one_run
 from equidp.audit.canaries import (
     CanaryModel,
     Listener,
@@ -59,6 +59,13 @@ def _bound(name: str, source: type[SeededRandom], seed: int = 1) -> tuple[float,
 
 class TestVerdict:
     """Guessing by rank."""
+
+    def test_delta_may_reveal_canaries_that_are_not_guessed(self) -> None:
+        included = torch.arange(1000) >= 500
+        found = verdict(torch.arange(1000.0), included, guesses=20, delta=1e-4)
+        assert found.correct == 20
+        assert found.epsilon_lower_bound == one_run.epsilon_lower_bound(1000, 20, 20, 1e-4)
+        assert found.epsilon_lower_bound < one_run.epsilon_lower_bound(20, 20, 20, 1e-4) - 0.01
 
     def test_by_hand(self) -> None:
         # ranked 5 4 3 2 1 0: the two largest are guessed in (one is), the two smallest out (both are): 3 of 4
@@ -169,6 +176,16 @@ class TestGradientCanaries:
         density = lambda centre: torch.exp(-((x - centre) ** 2) / 8)  # noqa: E731
         expected = torch.log((0.75 * density(0) + 0.25 * density(1)) / density(0))
         assert torch.allclose(listener.scores, expected)
+
+    def test_a_release_is_heard_in_units_of_its_sensitivity(self) -> None:
+        model, heard = CanaryModel(nn.Linear(4, 2), records(1, 1).schema, torch.float32, 3), []
+        for sensitivity in (1.0, 4.0):
+            listener = Listener(SeededRandom(0, "cpu"), model, rate=0.25)
+            released = sensitivity * torch.arange(float(listener._dimension))
+            listener.perturb(released, sensitivity=sensitivity, noise_multiplier=2.0)
+            heard.append(listener.scores)
+        assert heard[0].any()
+        torch.testing.assert_close(heard[0], heard[1])
 
     def test_side_releases_are_not_mistaken_for_gradients(self) -> None:
         model = CanaryModel(nn.Linear(4, 2), records(1, 1).schema, torch.float32, 3)

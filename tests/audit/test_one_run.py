@@ -58,6 +58,7 @@ def test_no_better_than_coins_shows_nothing() -> None:
 def test_the_search_ends_where_the_p_value_crosses() -> None:
     bound = epsilon_lower_bound(5000, 300, 240, 1e-6, confidence=0.9)
     assert p_value(5000, 300, 240, bound - 1e-4, 1e-6) < 0.1 < p_value(5000, 300, 240, bound + 1e-4, 1e-6)
+    assert p_value(5000, 300, 240, bound, 1e-6) < 0.1  # the bound itself is refuted: it is rounded down
 
 
 @pytest.mark.parametrize("counts", [(10, 20, 5), (10, 5, 6), (10, 5, -1)])

@@ -382,6 +382,7 @@ def test_balanced_weights_are_refused_where_sizes_are_not_declared(sizes: bool, 
         loss_of(TrainingSettings(class_weights="balanced"), train, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_the_plan_is_the_same_with_and_without_a_record() -> None:
     """Rate, steps and noise: of declared sizes, so that nothing of the table is in them."""
     settings_, privacy = TrainingSettings(batch_size=8, epochs=3), PrivacySettings(epsilon=3.0, delta=1e-4)
@@ -465,7 +466,7 @@ SURE = 4.5
 """Standard deviations: about 7e-6 for each of some hundred figures."""
 
 
-@pytest.mark.parametrize("name", first(REAL, REAL.keys() - {"mnist", "fashion_mnist"}))  # the largest, and alike
+@pytest.mark.parametrize("name", first(REAL, ("dutch", "digits")))
 def test_sizes_and_shares_of_real_data_are_binomial(name: str, raw_dir: Path) -> None:
     one = source(name, {"download": False})
     records, how = one.records(one.locate(raw_dir)), REAL[name]

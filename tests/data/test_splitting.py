@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from functools import partial
+from typing import Literal
 
 import pytest
 import torch
@@ -94,8 +95,9 @@ def test_the_public_part_is_taken_after_classes_are_cut_down() -> None:
     assert torch.bincount(parts.train.labels)[1] + torch.bincount(parts.public.labels)[1] == 20
 
 
-def test_units_stay_whole() -> None:
-    parts = split(make(unit_size=5), seed=0, split_by="unit", public_fraction=0.1)
+@pytest.mark.parametrize("membership", ["strata", "hash"])
+def test_units_stay_whole(membership: Literal["strata", "hash"]) -> None:
+    parts = splitting.split(make(unit_size=5), seed=0, split_by="unit", public_fraction=0.1, membership=membership)
     units = [set(p.unit.tolist()) for p in (parts.train, parts.test, parts.public)]
     assert sum(map(len, units)) == 80
     assert len(set.union(*units)) == 80

@@ -221,6 +221,7 @@ def test_settings_that_a_hook_changes_are_refused_as_the_run_would_not_follow_th
     refused(project, "A hook has changed the settings after they were validated")
 
 
+@pytest.mark.slow
 def test_hooks_that_change_nothing_of_ours_may_do_as_they_like(project, beside):
     """Nor does an entry that copies its records change them."""
     seen = list[str]()

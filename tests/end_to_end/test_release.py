@@ -101,6 +101,7 @@ def test_no_earlier_release_stays_beside_a_new_model(project):
     assert {path.name for path in folder.iterdir()} == {"privacy.json", "history.parquet"}
 
 
+@pytest.mark.slow
 def test_documents_of_the_baseline_alone_are_not_written_and_its_release_is_refused(project, caplog):
     kedro_run(project, "sgd", **QUICK, **{"release.documents": True})
     assert "sgd trains without differential privacy, so nothing of it may go out" in caplog.text

@@ -323,6 +323,7 @@ def test_a_runs_name_tells_what_it_was_given_and_no_other_algorithms_options():
     assert len(run_name("dpsgd", settings, {"data.path": "x" * 300})) == 250  # the most that a server's database takes
 
 
+@pytest.mark.slow
 def test_a_baseline_that_diverges_is_said_and_compared_with_nothing(project, caplog):
     diverging = {"sgd.options.learning_rate": 1e12, "model.name": "mlp"}
     kedro_run(project, "dpsgd", **QUICK, **diverging, dataset="digits")
@@ -333,6 +334,7 @@ def test_a_baseline_that_diverges_is_said_and_compared_with_nothing(project, cap
     assert (report_folder(project, "dpsgd") / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_baseline_that_puts_all_into_one_class_is_said(project, caplog):
     rare = {"data.keep": {str(digit): 3 for digit in range(9)}, "sgd.options.learning_rate": 0.05}
     kedro_run(project, "dpsgd", **QUICK, **rare)
@@ -359,6 +361,7 @@ def otherwise(template, tmp_path_factory):
         yield folder, heard
 
 
+@pytest.mark.slow
 def test_figures_of_the_validation_part_are_called_so_in_mlflow_too(otherwise):
     (run,) = mlflow_runs(otherwise[0])
     assert "; validation accuracy 0." in run.data.tags["mlflow.note.content"]
@@ -399,6 +402,7 @@ def test_a_delta_that_promises_nothing_is_said_before_training(otherwise):
     ]
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_metrics_by_threads_too_and_another_seed_or_baseline_others(project):
     kedro_run(project, "dpsgd", **QUICK, run_label="first")
     kedro_run(project, "dpsgd", options={"runner": ThreadRunner()}, **QUICK, run_label="threads")
@@ -543,11 +547,21 @@ def test_an_experiment_of_ones_own_keeps_how_runs_are_tracked(project):
     ("name", "entry", "words"),
     [
         ("{algorithm}.metrics", {"filepath": "{algorithm}.json", "versioned": True}, "metrics' is no plain local file"),
-        ("{algorithm}.metrics", {"filepath": "memory://{algorithm}.json"}, "metrics' is no plain local file"),
+        pytest.param(
+            "{algorithm}.metrics",
+            {"filepath": "memory://{algorithm}.json"},
+            "metrics' is no plain local file",
+            marks=pytest.mark.slow,
+        ),
         ("{algorithm}.report", {"type": "MemoryDataset"}, "report' is no plain local file"),
         ("{algorithm}.metrics", {"filepath": "metrics.json"}, "'sgd.metrics' and 'dpsgd.metrics' are one file"),
         ("dpsgd.metrics", {"filepath": "${_where}.json"}, r"'_where' not found \(dpsgd.metrics.filepath\)"),
-        ("dpsgd.metrics", {"filepath": "a.json", "type": "json.JSONDatset"}, "'JSONDatset' not found"),
+        pytest.param(
+            "dpsgd.metrics",
+            {"filepath": "a.json", "type": "json.JSONDatset"},
+            "'JSONDatset' not found",
+            marks=pytest.mark.slow,
+        ),
         ("provenance", {"type": "MemoryDataset"}, "'provenance' is no plain local file"),
         # the next run would replace a secure model, or be taken for this one
         (
@@ -560,7 +574,12 @@ def test_an_experiment_of_ones_own_keeps_how_runs_are_tracked(project):
         ("dpsgd.workplace", {"filepath": "w", "type": FOLDER}, "'dpsgd.workplace' is one file for several runs"),
         ("privacy_ledger", {"filepath": "l/${setting:run_label}", "type": FOLDER}, "another folder for each run"),
         ("privacy_ledger", {"filepath": "s3://team/ledger", "type": FOLDER}, "'privacy_ledger' is no folder of this"),
-        ("privacy_ledger", {"filepath": "ledger.json"}, "'privacy_ledger' is no folder of this machine"),
+        pytest.param(
+            "privacy_ledger",
+            {"filepath": "ledger.json"},
+            "'privacy_ledger' is no folder of this machine",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_entry_of_the_catalog_that_would_lose_results_is_refused_before_training(project, name, entry, words):
@@ -604,6 +623,7 @@ def test_a_pipeline_of_ones_own_runs_and_makes_no_page_of_figures_of_other_setti
     assert page.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_secure_run_that_was_cut_goes_on_to_its_figures_and_its_release(project):
     secure = {**QUICK, "privacy.secure": True, "data.membership": "hash", "privacy.evaluation.epsilon": 1.0}
     kedro_run(project, "dpsgd", options={"to_outputs": ["dpsgd.metrics"]}, **secure)
@@ -660,6 +680,7 @@ def test_a_pipeline_of_ones_own_may_name_its_output_as_it_likes(project, monkeyp
     kedro_run(project, "mine")
 
 
+@pytest.mark.slow
 def test_the_ledgers_figure_is_no_run_of_mlflow(project: Path) -> None:
     kedro_run(project, "dpsgd", **QUICK)
     before = [run.info.run_id for run in mlflow_runs(project)]

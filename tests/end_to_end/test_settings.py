@@ -345,7 +345,12 @@ def test_a_run_with_a_bad_setting_leaves_nothing(project):
     [
         ("dpsgd_g", {}, r"Unknown pipeline 'dpsgd_g'. Did you mean 'dpsgd_f'\?"),
         ("dpsgd", {"data.groups": "sex"}, r"Unknown grouping of dataset 'digits': 'sex'"),
-        ("dpsgd", {"training.batch_size": 5000}, r"training.batch_size=5000 exceeds the 13\d\d training records"),
+        pytest.param(
+            "dpsgd",
+            {"training.batch_size": 5000},
+            r"training.batch_size=5000 exceeds the 13\d\d training records",
+            marks=pytest.mark.slow,
+        ),
         ("dpsgd", {"training.epochs": 10**30}, r"epochs of 13\d\d records .* which would not end: lower training"),
         ("dpsgd", {"dataset": "adult"}, r"adult\.data"),
         (
@@ -428,6 +433,7 @@ def test_where_units_are_protected_a_delta_is_measured_by_their_number(clinic, c
     assert "belong together" not in caplog.text
 
 
+@pytest.mark.slow
 def test_units_that_are_neither_protected_nor_kept_whole_are_said(clinic, caplog):
     with caplog.at_level(logging.WARNING, "equidp"):
         kedro_run(clinic, "dpsgd", dataset="visits", **{"data.split_by": "record", "privacy.unit": "record"})
@@ -446,7 +452,9 @@ def test_an_empty_folder_of_raw_files_is_the_projects_own(project):
     assert resolved(project, raw_dir="")["raw_dir"] == str(Path("data") / "01_raw")
 
 
-@pytest.mark.parametrize(("option", "folder"), [("--pipeline", "."), ("--pipelines", "conf")])
+@pytest.mark.parametrize(
+    ("option", "folder"), [("--pipeline", "."), pytest.param("--pipelines", "conf", marks=pytest.mark.slow)]
+)
 def test_the_command_line_ends_with_one_line_and_a_status(project, option, folder):
     command = [sys.executable, "-m", "kedro", "run", f"{option}=dpsgd", "--params=dataset=adlut"]
     done = subprocess.run(command, cwd=project / folder, capture_output=True, text=True, timeout=120)

@@ -108,6 +108,7 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
     assert "with noise" not in page[page.index('id="choice"') : page.index('id="trials"')]
 
 
+@pytest.mark.slow
 def test_what_a_box_and_an_option_of_the_algorithm_were_is_logged_of_the_choice_alone(project: Any) -> None:
     given = QUICK | {"tune.box.training.learning_rate": "0.5+2.0", "tune.points": 2}
     given["tune.grid.dpsgd.options.clip_norm"] = "0.75+1.5"
@@ -136,6 +137,7 @@ def test_nothing_that_a_secure_tuning_prints_tells_how_many_trials_there_were(
     assert "epoch" not in said[0][0]
 
 
+@pytest.mark.slow
 def test_nothing_of_an_earlier_tuning_stays_beside_the_model_of_a_new_one_that_is_cut_short(project: Any) -> None:
     folder = report_folder(project, "tuned")
     kedro_run(project, "tune", **QUICK, **{"tune.exact": True})

@@ -287,7 +287,7 @@ def test_the_least_misfit_at_a_corner_is_beyond_its_bound_in_5_per_cent() -> Non
     assert chi2.sf(_bound(3, 0), 3) == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize("size", [20, 300, 20_000])
+@pytest.mark.parametrize("size", [20, *(pytest.param(size, marks=pytest.mark.slow) for size in (300, 20_000))])
 @pytest.mark.parametrize("figure", ["accuracy", "auroc", "balanced_accuracy"])
 def test_intervals_of_95_per_cent_cover_so_often(size: int, figure: str) -> None:
     """A cheap version of benchmarks/coverage.py: 300 parts, so 95 % stand for 0.915 to 0.985."""

@@ -32,7 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("gpu")
 
 
-@pytest.mark.parametrize("stage", first(STAGES, set(STAGES) - {"images"}))
+@pytest.mark.parametrize("stage", first(STAGES, ("gradients", "versions", "graphs")))
 def test_a_stage_finds_nothing_wrong_on_the_cpu(gpu: ModuleType, stage: str, tmp_path: Path) -> None:
     gpu.do_stage(stage, gpu.Place(torch.device("cpu"), small=True), tmp_path / "found.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
@@ -47,6 +47,7 @@ def found(gpu: ModuleType, stage: str, device: str, folder: Path) -> dict[str, d
     return {row["what"]: row for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", first([n for n in ALGORITHMS if n not in NOT_PRETENDED], ("dpsgd", "dpis", "asc"))
 )
@@ -67,6 +68,7 @@ def watched_replays(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", watch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", first([n for n in ALGORITHMS if n not in NOT_PRETENDED], ("sgd", "dpsgd_decay")))
 def test_replayed_steps_are_watched_once_their_trials_are_over(gpu, watched_replays, algorithm: str) -> None:
     with pretended_gpu():
@@ -76,6 +78,7 @@ def test_replayed_steps_are_watched_once_their_trials_are_over(gpu, watched_repl
     assert (row["waits"] == "never") == (row["not whole as"] is None and algorithm not in NEW_NOISE)
 
 
+@pytest.mark.slow
 def test_other_tiles_of_a_convolution_are_held_to_the_same_squares(gpu: ModuleType, monkeypatch) -> None:
     pytest.importorskip("triton")
     layers = importlib.import_module("convolutions")

@@ -67,6 +67,7 @@ def _interrupt(
     return subprocess.CompletedProcess(command, run.returncode, out, err)
 
 
+@pytest.mark.slow
 def test_runs_that_a_crash_left_open_are_closed_by_the_next_on_their_files(project: Path) -> None:
     kedro_run(project, "dpsgd", **QUICK)
     (first,) = mlflow_runs(project)
@@ -86,6 +87,7 @@ def test_runs_that_a_crash_left_open_are_closed_by_the_next_on_their_files(proje
     assert list(status.values()) == ["FINISHED"] * 2
 
 
+@pytest.mark.slow
 def test_ones_own_run_around_two_pipelines_stays_open(project: Path) -> None:
     mlflow.set_tracking_uri(f"sqlite:///{project / 'mlflow.db'}")
     with mlflow.start_run(experiment_id="0") as around:
@@ -134,7 +136,8 @@ def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path
         assert {step for step, _ in curves[0]} >= {1, 12}
 
 
-@pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("secure", [False, True])
 def test_an_interrupted_baseline_goes_on_where_it_was(
     project: Path, monkeypatch: pytest.MonkeyPatch, secure: bool
 ) -> None:
@@ -257,6 +260,7 @@ def test_ctrl_c_while_a_result_is_written_leaves_no_half_of_it(
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [False, True])
 def test_ctrl_c_while_mlflow_ends_the_run_leaves_none_open(
     project: Path, monkeypatch: pytest.MonkeyPatch, before: bool
@@ -279,6 +283,7 @@ def test_ctrl_c_while_mlflow_ends_the_run_leaves_none_open(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.slow
 def test_ctrl_c_again_while_a_stopped_run_is_ended(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
@@ -299,6 +304,7 @@ def test_ctrl_c_again_while_a_stopped_run_is_ended(project: Path, monkeypatch: p
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_the_store_answers_that_a_run_is_made_leaves_none_open(
     project: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -319,6 +325,7 @@ def test_an_interrupt_while_the_store_answers_that_a_run_is_made_leaves_none_ope
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_between_the_runs_of_several_algorithms_leaves_none_open(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +388,7 @@ def test_ctrl_c_again_while_the_process_ends(project: Path, when: str) -> None:
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 
+@pytest.mark.slow
 def test_the_next_run_of_a_notebook_ends_what_a_signal_left_open(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

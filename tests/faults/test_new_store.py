@@ -31,6 +31,7 @@ def test_a_new_store_has_the_experiment_as_configured(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
+@pytest.mark.slow
 def test_a_new_store_below_any_letters_leaves_no_folder_elsewhere(tmp_path):
     (tmp_path / "Ünï cödé").mkdir()
     made(tmp_path / "Ünï cödé")
@@ -44,6 +45,7 @@ def test_an_existing_store_is_not_changed(tmp_path):
     assert (tmp_path / "mlflow.db").read_bytes() == b"anything"
 
 
+@pytest.mark.slow
 def test_a_store_that_is_stopped_while_it_is_made_leaves_nothing(tmp_path, monkeypatch):
     def stopped(*_):
         assert not (tmp_path / "mlflow.db").exists()
@@ -55,6 +57,7 @@ def test_a_store_that_is_stopped_while_it_is_made_leaves_nothing(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_store_that_another_run_has_made_meanwhile_is_kept(tmp_path, monkeypatch):
     create = store.SqlAlchemyStore.create_experiment
 

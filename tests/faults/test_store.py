@@ -19,8 +19,9 @@ import mlflow
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.utils.validation import _validate_param
-from sqlalchemy import event
+from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import OperationalError
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.errors import EquidpError
@@ -210,6 +211,22 @@ def test_the_reason_is_told_and_not_a_remark_in_front_of_it():
     assert "disk is full" in str(store.refusal("x", OSError(f"{remark}\n(sqlite3) disk is full\n[SQL: …]"), "").message)
 
 
+def test_a_database_that_fills_the_disk_says_what_to_do():
+    """It stopped at "database or disk is full" where the store was being made."""
+    with create_engine("sqlite://").connect() as database:
+        database.exec_driver_sql("PRAGMA max_page_count = 1")
+        with pytest.raises(OperationalError) as full:
+            database.exec_driver_sql("CREATE TABLE t (x)")
+    said = store.refusal("sqlite:///mlflow.db", full.value, "Nothing was run.").message
+    assert said == "MLflow's store sqlite:///mlflow.db failed (the disk is full; free some space). Nothing was run."
+
+
+def test_an_empty_address_of_the_store_is_refused_by_its_name():
+    """MLflow takes it for a folder, and told of a file store that nobody had asked for."""
+    with pytest.raises(EquidpError, match=r"address .* is empty: unset MLFLOW_TRACKING_URI"):
+        store.check_store("")
+
+
 def test_a_full_folder_of_artifacts_is_not_taken_for_the_database():
     """MLflow's store sqlite:///… failed, said a run whose folder of artifacts is on another disk, which was full."""
     full = OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
@@ -274,6 +291,7 @@ def test_a_full_disk_leaves_a_sentence_and_no_half_file(project):
     assert not groups.is_symlink()
 
 
+@pytest.mark.slow
 def test_a_store_locked_for_a_while_misses_nothing(project, locked_in_training, monkeypatch, caplog):
     printed = prints.print_results
     monkeypatch.setattr(prints, "print_results", lambda *given: (locked_in_training.give_back(), printed(*given)))
@@ -292,6 +310,7 @@ def test_a_store_locked_for_a_while_misses_nothing(project, locked_in_training, 
     assert "cost_of_privacy/accuracy" in run.data.metrics
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_cannot_be_printed_is_logged_and_finished(project, monkeypatch, caplog):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -326,6 +345,7 @@ def test_a_store_locked_to_the_end_loses_no_result(project, locked_in_training, 
     assert not list(project.rglob("checkpoint.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pipelines", [("dpsgd",), ("dpsgd", "naive")], ids=["one run", "parent and children"])
 def test_a_locked_store_does_not_hide_why_a_run_failed(project, lock, monkeypatch, pipelines, caplog):
     def refuse(*_, **__):

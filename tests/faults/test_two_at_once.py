@@ -39,7 +39,7 @@ def test_another_run_at_work_is_told_and_its_files_are_left_alone(project, monke
     kedro_run(project, "ingestion")
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_is_at_work_until_its_results_are_logged(project, monkeypatch, fails):
     def free() -> bool:
         with (report_folder(project, "ingestion") / LOCK).open("rb") as file:
@@ -65,6 +65,7 @@ def test_a_run_is_at_work_until_its_results_are_logged(project, monkeypatch, fai
     assert free()
 
 
+@pytest.mark.slow
 def test_a_run_in_another_thread_is_refused_and_changes_nothing_of_the_one_at_work(project, monkeypatch):
     """`kedro server` answers each request in a thread: one wrote its results into the folder of the other's seed."""
     told: list[BaseException | None] = []
@@ -106,6 +107,7 @@ def test_a_run_within_a_node_of_another_is_refused(project, monkeypatch):
     assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED", "FINISHED"]
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_which_no_hook_is_told_of_the_same_thread_may_run(project, monkeypatch):
     def stopped(*arguments):
         raise KeyboardInterrupt

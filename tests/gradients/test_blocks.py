@@ -73,7 +73,7 @@ def records(b: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("rows", [None, 32])
-@pytest.mark.parametrize("b", [1, 2, 3, 6, 7])
+@pytest.mark.parametrize("b", [1, 3, 7, *(pytest.param(b, marks=pytest.mark.slow) for b in (2, 6))])
 def test_a_records_gradient_is_the_sum_over_its_rows(
     materialise: Callable[..., Tensor], b: int, rows: int | None
 ) -> None:
@@ -317,7 +317,7 @@ def test_a_batch_with_more_records_than_any_before_is_looked_at() -> None:
         engine.norms(features, labels)
 
 
-@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), None])
 def test_a_loop_of_ones_own_trains_such_a_model(seed: int | None) -> None:
     features, labels = records(40)
     model = Bag()

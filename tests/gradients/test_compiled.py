@@ -237,6 +237,7 @@ with torch.inference_mode():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", [{}, {"ATEN_CPU_CAPABILITY": "default"}])
 def test_where_torch_does_not_fuse_its_additions_room_changes_no_digit(processor: dict[str, str]) -> None:
     run = [sys.executable, "-c", UNFUSED]

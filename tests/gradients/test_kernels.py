@@ -50,6 +50,7 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(HERE)
 
 
+@pytest.mark.slow
 def test_more_records_than_a_second_axis_holds_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA has 65,535 programs at most along the second axis of a launch and the third; here it has two."""
     grids: list[tuple[int, ...]] = []
@@ -142,7 +143,7 @@ def test_group_norms_gradients_are_torchs(channels: int, groups: int, places: tu
     ("channels", "size", "stride", "dilation", "padding", "image"),
     [
         # several tiles of outputs and of inputs, several blocks of pixels; then windows that are a pixel
-        ((3, 20), (3, 3), (1, 1), (1, 1), 1, (6, 7)),
+        pytest.param((3, 20), (3, 3), (1, 1), (1, 1), 1, (6, 7), marks=pytest.mark.slow),
         ((18, 20), (1, 1), (1, 1), (1, 1), 0, (6, 7)),
         ((18, 20), (1, 1), (1, 1), (1, 1), 0, (5, 4)),  # whose rows begin at 16 bytes
         ((2, 5), (3, 2), (2, 1), (1, 2), 1, (7, 8)),
@@ -271,6 +272,7 @@ def test_kernels_are_tried_before_they_are_used(fresh: None, monkeypatch: pytest
     assert "torch's operations" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_device_whose_sums_are_not_of_the_gradients_that_norms_were_taken_of_is_found_out(monkeypatch) -> None:
     """By less than the digits that short products leave out."""
     for name, fault in (("form", "convolutions' squares"), ("weighted_sum", "convolutions' sums")):
@@ -285,7 +287,7 @@ def test_a_device_whose_sums_are_not_of_the_gradients_that_norms_were_taken_of_i
             assert fused.differing(kernels, HERE) == f"{fault}, bare {fault}, 1×1 {fault}, short 1×1 {fault}"
 
 
-@pytest.mark.parametrize("which", first([name for name, *_ in fused.TRIED], ("convolutions", "bare convolutions")))
+@pytest.mark.parametrize("which", first([name for name, *_ in fused.TRIED], ("convolutions",)))
 def test_a_device_that_reads_one_kind_of_convolution_wrongly_is_found_out(which: str, monkeypatch) -> None:
     """Whose rows it takes, and in which order, must show."""
     monkeypatch.setattr(fused, "TRIED", [one for one in fused.TRIED if one[0] == which])

@@ -199,7 +199,7 @@ def test_the_test_part_is_brought_to_a_gpu_once_where_an_eighth_of_its_memory_ho
         assert of() is features
         assert torch.equal(predict(network, features), first)
         assert networks._HELD[0][1] is there
-        large = torch.zeros(1, MEMORY // 32 + 1).expand(2, -1)
+        large = torch.zeros(1, 1).expand(2, MEMORY // 32 + 1)
         assert networks._resident(large, torch.device("cuda", 0)) is large
     del features, of
     networks._HELD.clear()

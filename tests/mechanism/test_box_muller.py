@@ -86,6 +86,7 @@ print(os.waitpid(child, 0)[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_process_does_not_wait_for_its_parents_threads_to_make_few_numbers() -> None:
     process = subprocess.Popen([sys.executable, "-c", FORKED], stdout=subprocess.PIPE, start_new_session=True)

@@ -10,6 +10,7 @@ from equidp.mechanism import coins
 from equidp.mechanism.coins import Coins
 
 TWICE = "units that are not distinct and in ascending order"
+ONE_SIZE = "batches of one size"
 
 
 def told(size: int, rate: float | None, *batches: Tensor | range) -> list[str]:
@@ -40,7 +41,9 @@ def test_more_units_than_expected_are_told_in_one_batch_and_over_several() -> No
     assert told(1000, 0.1, range(200), range(800, 962)) == ["", "362 units by step 2"]
 
 
-@pytest.mark.parametrize(("alike", "size", "found"), [(14, 1000, ""), (15, 1000, "batches of one size"), (20, 40, "")])
+@pytest.mark.parametrize(
+    ("alike", "size", "found"), [(14, 1000, ""), (15, 1000, ONE_SIZE), (15, 100, ONE_SIZE), (20, 40, "")]
+)
 def test_sizes_that_hardly_differ_are_told_where_those_of_coins_would(alike: int, size: int, found: str) -> None:
     """Of 40 units a batch has 4 ± 1.9 by coins: many of one size are no wonder."""
     stream = torch.Generator().manual_seed(0)
@@ -57,6 +60,15 @@ def test_a_unit_that_is_always_there_is_told_even_among_few() -> None:
 def test_units_in_turn_are_told_after_the_first_epoch() -> None:
     epoch = [range(start, start + 100) for start in range(0, 1000, 100)]
     assert told(1000, 0.1, *epoch) == [""] * 9 + ["every unit about as often as every other"]
+
+
+@pytest.mark.parametrize(("more", "found"), [(0.7, ""), (0.85, "some units more often than others")])
+def test_units_with_more_than_the_rate_are_told_though_others_have_less(more: float, found: str) -> None:
+    """Batches are as large as they should be: by half of the units at 1.85 times the rate, and half at 0.15 times."""
+    rates = 0.1 * (1 + more * (1 - 2 * (torch.arange(1000) % 2)))
+    stream = torch.Generator().manual_seed(0)
+    batches = [(torch.rand(1000, generator=stream) < rates).nonzero().squeeze(1) for _ in range(10)]
+    assert told(1000, 0.1, *batches) == [""] * 9 + [found]
 
 
 @pytest.mark.parametrize(("size", "rate"), [(2000, 0.02), (400, 0.5)])

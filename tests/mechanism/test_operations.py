@@ -122,6 +122,7 @@ def test_a_residual_networks_private_step_takes_at_most_twice_those_of_sgd(size:
     assert of_model("dpsgd", "resnet9", "cifar10", size) <= (1.5 if by_kernels else 2.4) * sgd
 
 
+@pytest.mark.slow
 def test_a_resnet50_takes_half_as_many_again_as_sgd(by_kernels: bool) -> None:
     schema = dataclasses.replace(SCHEMAS["cifar10"], shape=(3, 224, 224))
 

@@ -117,6 +117,7 @@ def test_words_beyond_the_last_multiple_are_dropped() -> None:
     assert below(np.array([last], dtype=np.uint64), 4).tolist() == [3]  # 2⁶⁴ is a multiple of 4
 
 
+@pytest.mark.parametrize("source", [pytest.param("seeded", marks=pytest.mark.slow), "secure"], indirect=True)
 @pytest.mark.parametrize("probability", [pytest.param(0.1, marks=pytest.mark.slow), 0.45])
 def test_every_set_is_as_likely_as_with_coins(source: RandomSource, probability: float) -> None:
     size, draws = 4, 20_000

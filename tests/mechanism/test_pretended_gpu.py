@@ -34,7 +34,7 @@ RECORDS = 40
 TRANSFORMS = ("psasc_momentum_gd",)
 """`torch.func` sees through a pretended tensor."""
 
-FEW = ("dpsgd", "dpsgd_f", "dpsgd_quantile", "sa_dpsgd", "dpis", "asc")
+FEW = ("dpsgd_f", "sa_dpsgd", "dpis")
 """Each takes a second or two, and `make slow` has the others."""
 
 PRETRAINED = ("backbone", "resnet_finetune")
@@ -132,6 +132,7 @@ def scattered_once(forward: Callable[[nn.Module, Tensor], Tensor]) -> Callable[[
     return found
 
 
+@pytest.mark.slow
 def test_scattering_on_a_gpu_is_the_cpus(gpu) -> None:
     images = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
     there, here = (Scatter(SCHEMAS["digits"], Scatter.Options()).to(device) for device in ("cuda", "cpu"))

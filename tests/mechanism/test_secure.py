@@ -278,7 +278,7 @@ def test_threads_fill_every_word_once_with_a_key_of_their_own(size: int, monkeyp
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     random = SecureRandom("cpu")
     first, again = random.words(size), random.words(size)
-    assert len(random._streams) == min(3, size)
+    assert len(set(map(id, random._streams))) == min(3, size)  # two threads in one stream may draw the same words
     assert len({*first.tolist(), *again.tolist()}) == 2 * size  # a word left out, or drawn twice, shows
     bits = sum(int(word).bit_count() for word in first)
     assert stats.binomtest(bits, 64 * size).pvalue > SURE
@@ -501,7 +501,9 @@ warn_of_rounding_by_place()
 """
 
 
-@pytest.mark.parametrize(("first", "second"), [("equidp", "torch"), ("torch", "equidp")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("equidp", "torch"), pytest.param("torch", "equidp", marks=pytest.mark.slow)]
+)
 def test_a_row_of_a_small_layer_is_rounded_alike_wherever_it_stands(first: str, second: str) -> None:
     """One record less moves those after it by a place; at a kink or a threshold each would turn."""
     rest = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}

@@ -88,9 +88,11 @@ def records_for(network: Network) -> Tensor:
 def quick(name: str, trainable: str) -> bool:
     """Whether `make test` runs it.
 
-    One MobileNet takes as long as ten others, and an EfficientNet convolves so too. A DeiT has the layers of a ViT.
+    One MobileNet takes as long as ten others. A DeiT has the layers of a ViT, and tests of layers hold those of the
+    other networks that are left out to autograd.
     """
-    return name in ("bert", "timm vit") if trainable != "all" else name not in ("timm mobilenet", "deit", "timm deit")
+    left_out = ("deit", *(f"timm {network}" for network in ("mobilenet", "deit", "efficientnet", "convnext", "swin")))
+    return name in ("bert", "timm vit") if trainable != "all" else name not in left_out
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +138,7 @@ def test_norms_and_sums_are_those_of_autograd(name: str, trainable: Trainable) -
     assert (total - whole).norm() <= 1e-5 * whole.norm()
 
 
+@pytest.mark.slow
 def test_activations_that_work_in_place_are_no_obstacle_in_a_loop_of_ones_own() -> None:
     """timm's BatchNorms have their activation inside, in place unless they are read by `backbone`."""
     model = timm.create_model("test_efficientnet", num_classes=CLASSES).eval()

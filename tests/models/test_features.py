@@ -158,6 +158,7 @@ def test_models_say_what_they_are_trained_on(options: dict) -> None:
     assert model_features("backbone", {**options["backbone"], "trainable": "bias"}) is None
 
 
+@pytest.mark.slow
 def test_grey_images_pass_a_network_in_its_own_size_or_another(weights_file: Path) -> None:
     for size in (0, 64):
         given = {"network": RESNET, "weights": str(weights_file), "size": size}

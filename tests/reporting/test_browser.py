@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,12 +48,17 @@ def browser() -> Iterator[sync_api.Browser]:
 
 
 @pytest.fixture(scope="module")
-def reports(sample, hostile, tmp_path_factory) -> dict[str, Path]:
+def reports(sample, hostile, tmp_path_factory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("reports")
     pages = {"run": sample.only("dpsgd_f"), "comparison": sample, "hostile": hostile}
-    for name, content in pages.items():
-        (folder / f"{name}.html").write_text(html_report(**content.arguments()), encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in pages}
+
+    @functools.cache
+    def written(name: str) -> Path:
+        path = folder / f"{name}.html"
+        path.write_text(html_report(**pages[name].arguments()), encoding="utf-8")
+        return path
+
+    return written
 
 
 def visit(browser: sync_api.Browser, path: Path, width: int) -> Visit:
@@ -72,15 +78,14 @@ def visit(browser: sync_api.Browser, path: Path, width: int) -> Visit:
     ("name", "width"),
     [
         ("run", 1280),
-        ("hostile", 400),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("run", 400), ("hostile", 1280), ("comparison", 1280), ("comparison", 400)]
+            for case in [("run", 400), *((name, width) for name in ("hostile", "comparison") for width in (1280, 400))]
         ),
     ],
 )
 def test_report_renders_without_complaint_or_request(browser, reports, name, width):
-    seen = visit(browser, reports[name], width)
+    seen = visit(browser, reports(name), width)
     assert seen.complaints == []
     assert [url for url in seen.requests if not url.startswith(("data:", "blob:"))] == [seen.url]
     charts = seen.page.locator(".chart")
@@ -104,7 +109,7 @@ def column(page: sync_api.Page, index: int) -> list[str]:
 
 @pytest.mark.parametrize("width", [1280, pytest.param(400, marks=pytest.mark.slow)])
 def test_table_sorts_by_number_and_by_name_undefined_last(browser, reports, width):
-    seen = visit(browser, reports["comparison"], width)
+    seen = visit(browser, reports("comparison"), width)
     table = seen.page.locator("#groups table").first
     headings = table.locator("th").all_inner_texts()
     index = next(i for i, text in enumerate(headings) if text == "cost in accuracy dpsgd")
@@ -126,19 +131,21 @@ def test_table_sorts_by_number_and_by_name_undefined_last(browser, reports, widt
     seen.page.close()
 
 
+@pytest.mark.slow
 def test_without_javascript_the_page_says_what_is_missing_and_leaves_no_holes(browser, reports):
     page = browser.new_page(java_script_enabled=False)
-    page.goto(reports["run"].as_uri())
+    page.goto(reports("run").as_uri())
     assert page.get_by_text("JavaScript draws them, and is off here").is_visible()
     assert page.locator(".chart").first.evaluate("chart => chart.offsetHeight") == 0
     page.close()
-    seen = visit(browser, reports["run"], 1280)
+    seen = visit(browser, reports("run"), 1280)
     assert seen.page.get_by_text("JavaScript draws them").count() == 0
     seen.page.close()
 
 
+@pytest.mark.slow
 def test_statements_open_and_print(browser, reports):
-    seen = visit(browser, reports["comparison"], 1280)
+    seen = visit(browser, reports("comparison"), 1280)
     assert not seen.page.get_by_text("Who is protected").first.is_visible()
     seen.page.locator("summary", has_text="dpsgd_f").click()
     assert seen.page.get_by_text("Who is protected").last.is_visible()
@@ -149,9 +156,10 @@ def test_statements_open_and_print(browser, reports):
     seen.page.close()
 
 
-@pytest.mark.parametrize("name", ["run", pytest.param("comparison", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", "comparison"])
 def test_no_column_is_cut_off_where_a_page_is_printed(browser, reports, name):
-    seen = visit(browser, reports[name], 717)  # A4 between margins of a centimetre
+    seen = visit(browser, reports(name), 717)  # A4 between margins of a centimetre
     seen.page.emulate_media(media="print")
     tables = "[...document.querySelectorAll('table')].filter(table => table.offsetWidth)"
     assert seen.page.evaluate(f"{tables}.length") > 2
@@ -179,6 +187,7 @@ def test_a_long_name_of_a_grouping_stays_in_its_card(browser, sample, tmp_path):
     page.close()
 
 
+@pytest.mark.slow
 def test_groups_called_like_a_part_of_javascript_keep_their_places(browser, sample, tmp_path):
     """Plotly dropped `__proto__` and `constructor`, and every group behind them had its neighbour's name."""
     names = ("__proto__", "constructor", "Not stated")

@@ -36,6 +36,7 @@ def trace(chart: go.Figure, name: str):
     return next(t for t in chart.data if t.name == name)
 
 
+@pytest.mark.slow
 def test_bars_are_the_groups_figures_with_the_baseline_first(sample):
     chart = figures.metric_per_group(sample.documents, "sex", "auroc")
     assert [t.name for t in chart.data] == ["sgd", "dpsgd", "dpsgd_f"]

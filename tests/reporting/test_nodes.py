@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from equidp.parameters import resolve
 from equidp.pipelines.reporting.nodes import compare_algorithms, run_report
 
@@ -18,6 +20,7 @@ def pages(sample: Any, settings: Any, **more: Any) -> tuple[str, str]:
     return report, compare_algorithms(*given, *results, algorithms=["dpsgd"])[0]
 
 
+@pytest.mark.slow
 def test_the_page_says_which_rows_are_left_out_or_clipped(sample):
     """The warning is given by the run alone that encodes the table."""
     remark = "visits.csv: 3 of 90 rows miss a feature or the label and are left out."

@@ -155,6 +155,7 @@ def test_sizes_of_the_training_part_are_told_as_outside_the_guarantee_wherever_t
     assert EXACT_SIZES not in Reader(html_report(**without)).text
 
 
+@pytest.mark.slow
 def test_notes_explain_what_the_tables_show(sample, page):
     assert "as Fairlearn defines them" in page.text
     assert "Of 10 groups the 4 that paid most are shown." in page.text
@@ -169,6 +170,7 @@ def test_notes_explain_what_the_tables_show(sample, page):
     assert "that paid most" not in by["sex"]
 
 
+@pytest.mark.slow
 def test_captions_of_maps_say_where_the_intervals_are(sample, monkeypatch):
     monkeypatch.setattr("equidp.reporting.figures.groups.MOST_BARS", 1)
     arguments = sample.arguments()
@@ -180,6 +182,7 @@ def test_captions_of_maps_say_where_the_intervals_are(sample, monkeypatch):
     assert "Lines are" not in text
 
 
+@pytest.mark.slow
 def test_captions_speak_of_the_lines_that_are_drawn(sample):
     def captions(**changes: object) -> str:
         arguments = sample.arguments()
@@ -326,6 +329,7 @@ def test_a_model_that_chance_explains_is_said(sample):
     assert "dpsgd may be no better than guesses: MCC 0.01" in text
 
 
+@pytest.mark.slow
 def test_a_long_table_is_folded_under_its_caption_and_long_names_may_break(sample, monkeypatch):
     page = html_report(**sample.arguments())
     assert '<details class="folded">' not in page

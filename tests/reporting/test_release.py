@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -24,6 +25,7 @@ from tests.data.sources.tiny import write_tiny
 
 from equidp.accounting.dataset_ledger import Entry, Spent, total_epsilon
 from equidp.accounting.events import Event
+from equidp.accounting.limit import Limit
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Membership, Schema
@@ -611,6 +613,12 @@ def test_the_documents_tell_what_the_ledger_counts_and_never_that_nothing_is_kno
     assert line["value"] == {
         "secure_runs": 2, "research_runs": 7, "other_units": 0, "epsilon": 5.56003, "delta": 1e-5
     }  # fmt: skip
+    limit = Limit(order=4.0, epsilon=8.0, delta=1e-5)
+    kept = files(counted=Spent(secure=2, research=0, others=0, epsilon=5.56003, delta=1e-5, limit=limit))
+    told = kept["privacy.md"].decode()
+    assert "No run is begun with which they would cost more than ε = 8 at δ = 1e-05" in told
+    assert "what was spent" not in told
+    assert lines_of(document(kept, "checklist"))["elsewhere"]["value"]["limit"] == dataclasses.asdict(limit)
     alone = files(counted=Spent(secure=0, research=1, others=3, epsilon=0.0, delta=1e-5))["privacy.md"].decode()
     assert "counted no secure runs on these records. Of 3 secure runs more, which protect another unit" in alone
     assert "lists 1 run in research mode" in alone

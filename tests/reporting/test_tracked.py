@@ -115,6 +115,7 @@ def store(project: Path, sample: Any) -> MlflowClient:
     return client
 
 
+@pytest.mark.slow
 def test_the_page_says_how_many_seeds_a_row_has_and_when_runs_were_left_out(store: MlflowClient, caplog: Any) -> None:
     page, table = compared(dataset="digits")
     assert table.set_index("algorithm")["seeds"].to_dict() == {"sgd": 2, "dpsgd": 2, "dpsgd_f": 1}
@@ -158,6 +159,7 @@ def test_two_names_of_a_dataset_are_refused(store: MlflowClient) -> None:
     assert len(table) == 3
 
 
+@pytest.mark.slow
 def test_of_several_datasets_none_shows_its_baseline_for_all(store: MlflowClient, sample: Any) -> None:
     _, table = compared()
     assert "sgd" in set(table["algorithm"])

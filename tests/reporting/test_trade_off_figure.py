@@ -40,6 +40,7 @@ def test_every_attack_has_a_mark_that_is_drawn(curve):
     ]
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_shows_its_curve(sample, curve):
     privacy = sample.privacy | {"dpsgd": sample.privacy["dpsgd"] | {"trade_off": curve}}
     title = "What an attacker can recognise at most"

@@ -121,6 +121,7 @@ def test_dasks_client_does_not_tell_in_tracebacks_that_its_scheduler_is_gone(
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_a_busy_dashboard_port_is_no_cause_for_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]

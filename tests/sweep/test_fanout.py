@@ -100,6 +100,7 @@ def test_without_records_no_cell_of_that_dataset_starts(client, make_job, monkey
     assert not any(job.cell.folder.exists() for job in jobs)
 
 
+@pytest.mark.slow
 def test_a_cell_of_the_same_settings_in_another_project_runs_too(client, make_job, monkeypatch, tmp_path):
     monkeypatch.setattr(fanout, "run_cell", record)
     here = make_job("a")

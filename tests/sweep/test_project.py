@@ -153,6 +153,7 @@ def test_wrong_names_are_refused_before_anything_runs(here: Project, algorithm, 
     assert words in error.value.message
 
 
+@pytest.mark.slow
 def test_names_are_looked_for_with_the_settings_of_their_cells(project: Path) -> None:
     """Several data sets: one that only --params knows, paths that need --params, and files that are broken."""
     bootstrapped(project)

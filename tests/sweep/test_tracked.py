@@ -15,6 +15,7 @@ from equidp.reporting.headlines import headline_metrics
 from equidp.sweep.tracked import Means, summarise
 
 
+@pytest.mark.slow
 def test_a_row_is_above_its_seeds_and_below_its_data_set_once_however_often_it_is_written(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     client = MlflowClient(store)
@@ -78,6 +79,7 @@ def summaries(client: MlflowClient, experiment: str) -> list[Run]:
     return [run for run in client.search_runs([experiment]) if run.data.tags.get("summary") == "seeds"]
 
 
+@pytest.mark.slow
 def test_two_projects_of_one_experiment_have_means_of_their_own(tmp_path: Path, mlflow_) -> None:
     """They had one run, with the means of whoever was last, and the seeds of both below it."""
     client, store, experiment = mlflow_
@@ -90,6 +92,7 @@ def test_two_projects_of_one_experiment_have_means_of_their_own(tmp_path: Path, 
     assert found == {"mine": 0.5, "yours": 0.9}
 
 
+@pytest.mark.slow
 def test_means_keep_nothing_of_an_earlier_call(tmp_path: Path, mlflow_, caplog: pytest.LogCaptureFixture) -> None:
     """Of one seed an interval stood there that was one over two; and a setting that had changed ended it all."""
     client, store, experiment = mlflow_
@@ -107,6 +110,7 @@ def test_means_keep_nothing_of_an_earlier_call(tmp_path: Path, mlflow_, caplog: 
     assert not caplog.text
 
 
+@pytest.mark.slow
 def test_means_outlive_a_run_that_is_gone_for_good(tmp_path: Path, mlflow_, caplog: pytest.LogCaptureFixture) -> None:
     client, store, experiment = mlflow_
     page = tmp_path / "digits.html"

@@ -100,6 +100,7 @@ def test_a_hook_that_hands_on_to_ours_is_no_circle() -> None:
     assert "RecursionError" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals end a process at once on Windows")
 def test_an_interrupt_while_kedro_imports_the_project_prints_no_traceback() -> None:
     stopped = _python(DURING_IMPORTS.format(error="KeyboardInterrupt"))

@@ -288,3 +288,19 @@ def test_settings_that_fit_no_record_are_refused_before_anything_is_charged(
     with pytest.raises(EquidpError, match=told):
         train_network(parts.train, parts.test, parts.public, plan, *places, algorithm="dpsgd")
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_taken_again_have_no_room_beyond_a_limit_that_is_a_guarantee(tmp_path: Path) -> None:
+    alone = entered(tmp_path / "alone", settings(evaluation={}))
+    once = DatasetLedger(tmp_path / "alone", "digits").entries()
+    limit = total_epsilon(once, 1e-5) * 1.2
+    enter_more(tmp_path / "alone", settings(), alone, (Event(0.1, 2.0, 20),), ahead=True)  # no guarantee: it may finish
+    of = settings(evaluation={}, total_epsilon=limit, total_adaptive=True)
+    run = entered(tmp_path, of)
+    with pytest.raises(EquidpError, match=r"taken again, and are charged again\. privacy\.total_epsilon=.* would be"):
+        enter_more(tmp_path, of, run, (Event(0.1, 2.0, 20),), ahead=True)
+    enter_more(tmp_path, of, run, (Event(0.1, 2.0, 1),), ahead=True)
+    enter_more(tmp_path, of, run, (Event(0.1, 2.0, 20),))  # has happened
+    found = DatasetLedger(tmp_path, "digits").entries()
+    assert [one.events[0].count for one in found] == [20, 1, 19]
+    assert len({one.limit for one in found}) == 1

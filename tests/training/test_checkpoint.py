@@ -18,14 +18,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.training.toy import EVENT, PLAN, WHOLE_RUN, Crash, ToyTrainer, uninterrupted
 
-from equidp.accounting.events import Event
+from equidp.accounting.events import Event, merged
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import RandomSource, SeededRandom
 from equidp.mechanism.secure import SecureRandom
 from equidp.system import files
 from equidp.system.workplace import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training import checkpoint
-from equidp.training.checkpoint import Checkpointer, StoppedError, read_checkpoint, write_checkpoint
+from equidp.training.checkpoint import (
+    Checkpointer,
+    StoppedError,
+    charged_until_now,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 SETTINGS = {"seed": 1, "training": {"batch_size": 10, "epochs": 4}}
 EMPTY = {"state": {}, "history": [], "done": [], "ahead": [], "journal_lines": 0, "life": ""}
@@ -105,6 +111,23 @@ class TestResume:
         again = Checkpointer(tmp_path, SETTINGS, resume=True)
         assert releases(again.ledger(seeded()).events) == 32
         again.close()
+
+    @pytest.mark.parametrize("epochs", [1, None])
+    def test_what_a_dead_run_was_charged_is_told_before_it_goes_on(self, tmp_path: Path, epochs: int | None) -> None:
+        """With a checkpoint and without one; of charges that the checkpoint carries, too."""
+        with pytest.raises(Crash):
+            live(tmp_path, at_step=crash_at(17), every_epochs=epochs)  # 18 steps are begun, in blocks of 8
+        steps, charged = charged_until_now(tmp_path)
+        assert (steps, releases(charged)) == ((10, 18) if epochs else (None, 24))
+        keeper = Checkpointer(tmp_path, SETTINGS, resume=True, block=8)
+        trainer = ToyTrainer(seeded(), keeper.ledger(seeded()))
+        if epochs:
+            trainer.load_state_dict(read_checkpoint(tmp_path / CHECKPOINT_FILE, None).state)
+        trainer.step()
+        keeper.save(trainer)  # all other charges are for steps that are yet to be repeated
+        keeper.close()
+        again, owed = charged_until_now(tmp_path)
+        assert (again, merged(owed)) == ((steps or 0) + 1, merged(charged))
 
     @pytest.mark.parametrize("step", [0, 11, 39])
     def test_secure_run_pays_for_repeated_steps_again(self, tmp_path: Path, step: int) -> None:
@@ -531,7 +554,7 @@ class TestDisk:
         before = path.read_bytes()
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) - 1, hard))
         try:
-            with pytest.raises(EquidpError, match=r"Cannot write .*: File too large"):
+            with pytest.raises(EquidpError, match=r"Cannot write .*: File too large; raise the limit"):
                 write_checkpoint(path, EMPTY, SETTINGS)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -65,6 +65,7 @@ class Windows(nn.Module):
         return self.out(self.along(windows.unflatten(0, (-1, 3)))[0][:, -1])
 
 
+@pytest.mark.slow
 def test_windows_and_recurrence_have_the_cpus_result() -> None:
     """Their model is tried there, too, in the first batch and again in later ones."""
     random = torch.Generator().manual_seed(0)
@@ -181,7 +182,7 @@ def test_the_state_of_a_run_on_a_gpu_is_refused_on_a_cpu_as_a_whole() -> None:
     assert torch.equal(other.engine.flatten(), before)
 
 
-@pytest.mark.parametrize("by_unit", [False, True])
+@pytest.mark.parametrize("by_unit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_loop_of_a_network_of_ones_own_on_a_gpu(by_unit: bool) -> None:
     with as_on_gpu():
         here = loop("cpu", 1, by_unit=by_unit)

@@ -232,6 +232,7 @@ def test_a_box_has_the_same_points_in_every_process_and_all_whole_numbers_of_a_r
     "trials",
     [
         Trials(law="geometric", mean=7.0),
+        Trials(law="geometric", mean=1.5),
         Trials(law="poisson", mean=4.0),
         Trials(law="negative_binomial", mean=5.0, shape=0.0),
         Trials(law="negative_binomial", mean=5.0, shape=0.5),
@@ -583,6 +584,19 @@ def test_trials_draw_apart_and_all_that_they_cost_is_told_and_entered(
         ("tuning", "train", "geometric"),
         ("scores", "validation", "geometric"),
     }
+
+
+def test_an_exact_choice_is_charged_every_trial_of_the_grid(tmp_path: Path, digits: Any) -> None:
+    """Trials of two batch sizes have other events: the first one's alone would state less than all released."""
+    grid = {"training": {"batch_size": "128+256"}}
+    given = settings(
+        tmp_path, privacy={"noise_multiplier": 2.0, "delta": DELTA, "secure": False}, tune={"exact": True, "grid": grid}
+    )
+    tuning = plan_tuning(parts(digits, given).train, given)
+    small, large = (given.algorithm("dpsgd").events(of.plan) for of in tuning.points)
+    assert small != large
+    assert tuning.reference == merged((*small, *large))
+    assert tuning.epsilon() == epsilon((*small, *large), DELTA).value
 
 
 @pytest.mark.parametrize(("unit", "counted"), [("person", 360.0), ("image", 1797.0)])

@@ -266,7 +266,7 @@ def test_a_trial_that_another_version_began_otherwise_is_not_said_to_begin_again
     assert "nonprivate_trial" not in refused.value.message
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_trial_whose_folder_is_gone_does_not_begin_again_uncounted(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +362,7 @@ def test_the_chosen_model_of_a_secure_tuning_does_not_tell_its_number_by_the_wei
 # ------------------------------------------------------------------------------------------------------ without privacy
 
 
+@pytest.mark.slow
 def test_an_exact_choice_trains_every_combination_and_states_them_all(tmp_path: Path) -> None:
     given = settings(privacy={"epsilon": 3.0, "noise_multiplier": None}, tune={"exact": True})
     _, privacy, choice, _, inside = tuned(tmp_path, given)

@@ -81,6 +81,7 @@ def killed_tuning(place: Path) -> None:
     tuned(place, settings(privacy=SECURE, tune={"workers": 2}))
 
 
+@pytest.mark.slow
 def test_a_tuning_of_two_workers_goes_on_when_it_or_a_worker_is_killed_and_no_step_is_uncounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

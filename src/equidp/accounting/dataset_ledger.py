@@ -26,8 +26,8 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from filelock import FileLock, Timeout
 from equidp.accounting.calibration import divergences
 from equidp.accounting.epsilon import epsilon, epsilon_of
 from equidp.accounting.events import Event, canonical
+from equidp.accounting.limit import Limit
 from equidp.accounting.trials import Trials, selected
 from equidp.errors import EquidpError
 from equidp.system.files import durable, private, storage_error, sync_folder
@@ -70,6 +71,7 @@ class Entry:
         unit: what is protected: `record`, or a dataset's own word for a unit, which for a table is the column.
         secure: whether the entry counts.
         data: names of its data set, the preset's first; `DatasetLedger` fills them in.
+        limit: the limit that the data set's runs keep; `DatasetLedger` fills it in.
         events: everything charged; under a law, the events of one trial.
         law, mean, shape, orders: as of `Trials`, if the release is the best of a random number of trials.
         order, total: a Rényi budget instead of events.
@@ -93,6 +95,7 @@ class Entry:
     order: float | None = None
     total: float | None = None
     data: tuple[str, ...] = field(default=(), compare=False)
+    limit: Limit | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for number in (self.mean, self.shape, self.order, self.total, *(self.orders or ())):
@@ -101,7 +104,10 @@ class Entry:
 
     def to_json(self) -> str:
         """Return the entry as one JSON line."""
-        return json.dumps(asdict(self) | {"events": [event.to_dict() for event in self.events]}, sort_keys=True)
+        facts = asdict(self) | {"events": [event.to_dict() for event in self.events]}
+        if self.limit is None:  # older versions know of none
+            del facts["limit"]
+        return json.dumps(facts, sort_keys=True)
 
     @classmethod
     def from_json(cls, line: bytes) -> Entry:
@@ -110,7 +116,8 @@ class Entry:
         facts.pop("check", None)
         orders = None if facts["orders"] is None else tuple(facts["orders"])
         events, data = tuple(map(Event.from_dict, facts["events"])), tuple(facts["data"])
-        return cls(**{**facts, "events": events, "orders": orders, "data": data})
+        limit = Limit(**facts["limit"]) if "limit" in facts else None
+        return cls(**{**facts, "events": events, "orders": orders, "data": data, "limit": limit})
 
     @property
     def plain(self) -> bool:
@@ -167,25 +174,45 @@ class DatasetLedger:
             before, checked = line, checked or CHECK in line
         return _linked(found, self.names)
 
-    def charge(self, entries: Sequence[Entry], *, delta: float, limit: float | None = None) -> None:
-        """Append entries, and return only when they are on disk.
+    def charge(
+        self, entries: Sequence[Entry], *, delta: float, limit: float | None = None, adaptive: bool = False
+    ) -> None:
+        """Append what is about to happen, and return only when it is on disk.
 
         Args:
             entries: of one run.
             delta: δ of the limit.
             limit: the largest total ε of all entries that count, including these.
+            adaptive: whether the limit is to hold even if results of earlier runs decide on later ones (`limit.py`).
 
         Raises:
-            EquidpError: the limit would be exceeded; or the file is held, damaged, or cannot be written.
+            EquidpError: the limit would be exceeded, or is not the one that earlier runs keep; or the file is held,
+                damaged, or cannot be written.
         """
-        entries = [replace(entry, data=self.names) for entry in entries]
+        with self._held():
+            before, kept = self.entries(), None
+            if any(entry.secure for entry in entries):
+                kept = self._limit(before, entries, delta, limit if adaptive else None)
+                if limit is not None:
+                    self._refuse_beyond(before, [replace(entry, limit=kept) for entry in entries], delta, limit)
+            self._append([replace(entry, data=self.names, limit=kept if entry.secure else None) for entry in entries])
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Append what has happened already, and is within no limit therefore; on disk when this returns.
+
+        Raises:
+            EquidpError: the file is held, damaged, or cannot be written.
+        """
+        with self._held():
+            kept = next((entry.limit for entry in self.entries() if entry.limit), None)
+            self._append([replace(entry, data=self.names, limit=kept if entry.secure else None) for entry in entries])
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.path}.lock", timeout=SECONDS):
-                before = self.entries()
-                if limit is not None and any(entry.secure for entry in entries):
-                    self._refuse_beyond(before, entries, delta, limit)
-                self._append(entries)
+                yield
         except Timeout as error:
             raise EquidpError(f"{self.path} is held by another run for {SECONDS} s: try again.") from error
         except OSError as error:
@@ -194,7 +221,26 @@ class DatasetLedger:
                 "another folder would count from 0: let it be written here."
             ) from error
 
+    def _limit(self, before: Sequence[Entry], more: Sequence[Entry], delta: float, asked: float | None) -> Limit | None:
+        """Return the limit that the data set's runs keep, which its first secure run fixes."""
+        counting = [entry for entry in before if entry.secure]
+        kept = next((entry.limit for entry in counting if entry.limit), None)
+        if kept is not None and asked != kept.epsilon:
+            raise EquidpError(
+                f"The secure runs on this data set keep a limit of {kept}, which the first of them has fixed "
+                f"({self.path}): set privacy.total_adaptive=true and privacy.total_epsilon={kept.epsilon:g}."
+            )
+        if asked is not None and any(entry.limit is None or entry.limit != kept for entry in counting):
+            raise EquidpError(
+                "privacy.total_adaptive=true fixes a limit before a data set's first secure run, and "
+                f"{self.path} has secure runs without it: leave it out; privacy.total_epsilon alone counts them all."
+            )
+        if asked is None or kept is not None:
+            return kept
+        return Limit.fixed(asked, delta, _curve(_by_part(entry for entry in more if entry.secure)))
+
     def _refuse_beyond(self, before: Sequence[Entry], more: Sequence[Entry], delta: float, limit: float) -> None:
+        delta = more[0].limit.delta if more[0].limit else delta
         spent, then = total_epsilon(before, delta), total_epsilon([*before, *more], delta)
         if then > limit * (1 + 1e-9):
             raise EquidpError(
@@ -241,27 +287,29 @@ def _linked(entries: Sequence[Entry], names: Iterable[str]) -> tuple[Entry, ...]
 def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
     """Return ε at δ of all entries that count, for the person for whom it is largest; 0 if none counts.
 
+    It is that of one order if they keep one limit (`limit.py`), which is then to be compared with it.
+
     Raises:
         EquidpError: the entries protect several units.
     """
     # there is no total over several units: a guarantee for one unit bounds nothing for another, because two columns of
     # ids may group the same rows in any way
-    splits: dict[str, dict[str, list[Entry]]] = {}
     counting = [entry for entry in entries if entry.secure]
     if len(units := dict.fromkeys(entry.unit for entry in counting)) > 1:
         raise EquidpError(
             f"The data set's secure runs protect several units ({', '.join(units)}), whose ε have no common total: "
             "keep to one privacy.unit, or leave privacy.total_epsilon out."
         )
-    for entry in counting:
-        splits.setdefault(entry.split, {}).setdefault(entry.part, []).append(entry)
-    if not splits:
+    if not counting:
         return 0.0
-    worst = [_largest([_added(of) for of in parts.values()]) for parts in splits.values()]
-    curve = zip(_orders(), (sum(at) for at in zip(*worst, strict=True)), strict=True)
-    found = max(0.0, min(epsilon_of(divergence, order, delta) for order, divergence in curve if order > 1))
-    combinations = list(itertools.product(*(parts.values() for parts in splits.values())))
-    plain = all(entry.plain for parts in splits.values() for of in parts.values() for entry in of)
+    splits = _by_part(counting)
+    curve = _curve(splits)
+    limits = {entry.limit for entry in counting}
+    if len(limits) == 1 and (kept := limits.pop()) is not None:
+        return kept.spent(curve, delta)
+    found = max(0.0, min(epsilon_of(divergence, order, delta) for order, divergence in curve.items() if order > 1))
+    combinations = list(itertools.product(*(parts.values() for parts in splits)))
+    plain = all(entry.plain for entry in counting)
     if not plain or len(combinations) > MOST_COMBINATIONS:
         return found
     together = ([event for of in one for entry in of for event in entry.events] for one in combinations)
@@ -291,6 +339,7 @@ class Spent:
         others: number of secure runs for other units, whose ε have no total with these.
         epsilon: total ε of the secure runs for the unit at `delta`.
         delta: δ.
+        limit: the limit that all of them keep, if there is one.
     """
 
     secure: int
@@ -298,6 +347,7 @@ class Spent:
     others: int
     epsilon: float
     delta: float
+    limit: Limit | None = None
 
 
 def spent(entries: Sequence[Entry], delta: float, unit: str) -> Spent | None:
@@ -312,8 +362,24 @@ def spent(entries: Sequence[Entry], delta: float, unit: str) -> Spent | None:
     research = {entry.run for entry in releases if not entry.secure}
     secure = {entry.run: entry.unit for entry in releases if entry.secure}
     own = sum(of == unit for of in secure.values())
-    total = total_epsilon((entry for entry in releases if entry.unit == unit), delta)
-    return Spent(own, len(research), len(secure) - own, total, delta)
+    alike = [entry for entry in releases if entry.unit == unit]
+    limits = {entry.limit for entry in alike if entry.secure}
+    limit = limits.pop() if len(limits) == 1 else None
+    return Spent(own, len(research), len(secure) - own, total_epsilon(alike, delta), delta, limit)
+
+
+def _by_part(entries: Iterable[Entry]) -> list[dict[str, list[Entry]]]:
+    """Return the entries of every part, for every split."""
+    splits: dict[str, dict[str, list[Entry]]] = {}
+    for entry in entries:
+        splits.setdefault(entry.split, {}).setdefault(entry.part, []).append(entry)
+    return list(splits.values())
+
+
+def _curve(splits: Iterable[Mapping[str, Sequence[Entry]]]) -> dict[float, float]:
+    """Return the divergence of all entries at every order, for the person for whom it is largest."""
+    worst = [_largest([_added(of) for of in parts.values()]) for parts in splits]
+    return dict(zip(_orders(), (sum(at) for at in zip(*worst, strict=True)), strict=True))
 
 
 def _added(entries: Iterable[Entry]) -> list[float]:

@@ -141,6 +141,11 @@ def check_store(uri: str) -> None:
     """
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    if not uri:  # MLflow would take it for a folder
+        raise EquidpError(
+            "The address of MLflow's store is empty: unset MLFLOW_TRACKING_URI, or mlflow_tracking_uri in "
+            "conf/local/mlflow.yml, to take the project's own store, or name another."
+        )
     try:
         address = urlparse(uri)
         port = address.port or PORTS.get(address.scheme)
@@ -258,6 +263,8 @@ def reason(error: BaseException) -> str:
         )
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, UNANSWERED):
+        if getattr(inner, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return REFUSALS[errno.ENOSPC]
         inner = inner.__cause__ or inner.__context__
     if inner is None:
         return first_line(error)

@@ -73,6 +73,9 @@ class PrivacySettings(Block):
     """η of `negative_binomial` (0: logarithmic, 1: geometric); null: 0.5."""
     total_epsilon: Annotated[float, Field(gt=0)] | None = None
     """Largest total ε of all secure runs on this data set, at `delta`; a run beyond it is refused; null: no limit."""
+    total_adaptive: bool = False
+    """Whether that limit is a guarantee even if results of earlier runs decide on later ones; fixed by the first secure
+    run."""
     ledger: Text = ""
     """A name that data sets share if the same people are in them: their runs then have one total."""
     evaluation: FiguresSettings = FiguresSettings()
@@ -85,6 +88,8 @@ class PrivacySettings(Block):
             raise ValueError(f"give exactly one of privacy.epsilon and privacy.noise_multiplier ({state})")
         if self.epsilon is None and self.epsilon_as == "published":
             raise ValueError("privacy.epsilon_as=published tells how to read privacy.epsilon, which is not set")
+        if self.total_adaptive and self.total_epsilon is None:
+            raise ValueError("privacy.total_adaptive=true is of a limit, and there is none: set privacy.total_epsilon")
         if self.max_trials > 1 or (self.trials_law, self.trials_mean, self.trials_shape) != (None, None, None):
             try:
                 _ = self.trials  # refuses what does not belong together

@@ -191,7 +191,9 @@ def given(options: Mapping[str, Any], newer: Container[str] = NEWER_OPTIONS) -> 
 
 def _privacy_that_matters(privacy: Mapping[str, Any]) -> dict[str, Any]:
     """The privacy settings without newer ones that have no effect, so that names of older cells stay the same."""
-    idle = {"total_epsilon", "ledger"} | ({"evaluation"} if privacy["evaluation"]["epsilon"] is None else set())
+    idle = {"total_epsilon", "total_adaptive", "ledger"} | (
+        {"evaluation"} if privacy["evaluation"]["epsilon"] is None else set()
+    )
     kept = {name: value for name, value in privacy.items() if name not in idle}
     if kept["trials_law"] is not None:
         return kept

@@ -38,6 +38,7 @@ in all)."""
 REFUSALS: Mapping[int, str] = {
     errno.ENOSPC: "the disk is full; free some space",
     errno.EDQUOT: "the quota is used up; free some space",
+    errno.EFBIG: "File too large; raise the limit on the size of files (ulimit -f), or choose another file system",
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.EACCES: "writing there is not allowed; change its permissions or choose another folder",
     errno.EPERM: "writing there is not allowed; change its permissions or choose another folder",

@@ -146,7 +146,7 @@ def enter(
                 "Entries of other runs may be lost too.",
                 ledger.path,
             )
-            ledger.charge(gone, delta=privacy.delta)
+            ledger.add(gone)
         return run
     begun: list[str] = []
     here = [settings.dataset, settings.seed, settings.run_label]
@@ -159,12 +159,12 @@ def enter(
                 continue
             if not set(ledger.names) <= {name for entry in mine for name in entry.data}:
                 named = Entry(known, NAMES, algorithm, split="", part="", unit="", secure=False)
-                ledger.charge([named], delta=privacy.delta)
+                ledger.add([named])
             return known
     run = secrets.token_hex(8)
     with replacing(place) as part:  # before the entry: after a crash between the two, the run is entered anew
         part.write_text(json.dumps({"runs": [*begun, run], "of": here}), encoding="utf-8")
-    ledger.charge(entries(run), delta=privacy.delta, limit=privacy.total_epsilon)
+    ledger.charge(entries(run), delta=privacy.delta, limit=privacy.total_epsilon, adaptive=privacy.total_adaptive)
     return run
 
 
@@ -188,10 +188,11 @@ def _entries(
     return [Entry(run, what, algorithm, split, part, unit, secure, **of) for (what, part), of in found.items()]
 
 
-def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event]) -> None:
+def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event], *, ahead: bool = False) -> None:
     """Enter all that a continued training is charged beyond its plan, if it is not entered yet.
 
-    No limit applies, because what has happened cannot be undone.
+    What has happened cannot be undone, so no limit applies to it. Nor does one to what is ahead, so that a run that was
+    interrupted can be finished, unless the limit is to be a guarantee (`accounting/limit.py`).
 
     Where the best of several trials is released, each of them may have been charged as much. The new entry then has all
     events of a trial, and takes the place of the first one (`dataset_ledger`).
@@ -210,7 +211,16 @@ def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event]
         due = beyond(events, later[-1].events if later else first.events)
     if due:
         again = dataclasses.replace(first, events=events)
-        DatasetLedger(folder, *first.data).charge([again], delta=settings.privacy.delta)
+        ledger, kept = DatasetLedger(folder, *first.data), first.limit
+        if not ahead or kept is None:
+            ledger.add([again])
+            return
+        try:
+            ledger.charge([again], delta=kept.delta, limit=kept.epsilon, adaptive=True)
+        except EquidpError as error:
+            raise EquidpError(
+                f"The steps after this run's last checkpoint would be taken again, and are charged again. {error}"
+            ) from error
 
 
 def _split(membership: Membership | None, settings: Settings, run: str, raw: str, *, held: bool) -> str:

@@ -74,7 +74,15 @@ def draw_ledger(folder: Path, settings: Settings) -> go.Figure:
             ", ".join(dict.fromkeys(entry.data[0] for entry in entries)),
             len({entry.run for entry in entries if entry.secure and entry.unit == unit}),
         )
-    return spent_figure(rows, settings.dataset, settings.privacy.total_epsilon)
+    limit = next((entry.limit for entry in entries if entry.limit), None)
+    if limit is not None:
+        logger.info(
+            "No run is begun with which they would cost more than %s, reckoned at the Rényi order %g. That limit, and "
+            "not what is spent, is the guarantee where results of earlier runs decide on later ones.",
+            limit,
+            limit.order,
+        )
+    return spent_figure(rows, settings.dataset, limit.epsilon if limit else settings.privacy.total_epsilon)
 
 
 def run_report(

@@ -98,7 +98,7 @@ def train_network(
         entered = partial(enter, ledgers, workplace, settings, provenance, train.membership, every, algorithm=algorithm)
         run = entered()
         if "events" in due and settings.resume and settings.privacy.secure:
-            enter_more(ledgers, settings, run, repeated(workplace, chosen, made))
+            enter_more(ledgers, settings, run, repeated(workplace, chosen, made), ahead=True)
         trained = _trained(request, split, settings, follow)
         entered(run=run)
         if "events" in due:

@@ -166,7 +166,8 @@ def _every_score(
         folder, point = _folder(workplace, number), tuning.points[drawn[number]]
         if settings.privacy.secure and folder.exists() and not (folder / TRIAL).is_file():
             beyond[number] = list(repeated(folder, point.settings.algorithm(settings.audited), point.plan))
-            enter_more(ledgers, settings, run, of_any_trial(beyond.values(), tuning, settings.audited))
+            due = of_any_trial(beyond.values(), tuning, settings.audited)
+            enter_more(ledgers, settings, run, due, ahead=True)
         _begin(workplace, number)
         return number, point, parts, folder, tuning, settings
 

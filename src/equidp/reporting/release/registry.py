@@ -259,7 +259,12 @@ def together(facts: Facts) -> str:
             f"δ = {delta_text(counted.delta)}"
         )
     text += "."
-    if counted.secure > 1:
+    if counted.limit is not None:
+        text += (
+            f" No run is begun with which they would cost more than {counted.limit}, as was fixed before the first. "
+            "That limit is the guarantee, also where later runs follow from what earlier ones showed."
+        )
+    elif counted.secure > 1:
         text += (
             " That bounds runs whose number and settings were fixed before the first; where later ones follow from "
             "what earlier ones showed, it is what was spent, and no guarantee at that ε."
@@ -279,7 +284,13 @@ def together_value(facts: Facts) -> dict[str, Any] | None:
     counted = facts.counted
     if counted is None:
         return None
-    found = {"secure_runs": counted.secure, "research_runs": counted.research, "other_units": counted.others}
+    found: dict[str, Any] = {
+        "secure_runs": counted.secure,
+        "research_runs": counted.research,
+        "other_units": counted.others,
+    }
+    if counted.limit is not None:
+        found["limit"] = {"epsilon": counted.limit.epsilon, "delta": counted.limit.delta, "order": counted.limit.order}
     return found | {"epsilon": counted.epsilon if math.isfinite(counted.epsilon) else None, "delta": counted.delta}
 
 
