@@ -1009,6 +1009,30 @@ def test_a_random_number_that_reaches_several_records_is_found(drawing: Callable
         GradientEngine(By(drawing), cross_entropy).norms(torch.randn(8, 6), torch.arange(8) % 3)
 
 
+def _paired(outputs: Tensor, labels: Tensor) -> Tensor:
+    drawn = torch.randn((len(outputs) + 1) // 2, outputs.shape[1])
+    return cross_entropy(outputs + torch.cat([drawn, -drawn])[: len(outputs)], labels)
+
+
+def test_pairs_are_found_that_draw_as_many_numbers_as_there_are_records() -> None:
+    """Half as many rows of two columns: these numbers were taken for one of each record. And a softmax
+    does not show one number in the place of all."""
+    torch.manual_seed(0)
+    with pytest.raises(EquidpError, match="one reaches several records"):
+        GradientEngine(nn.Linear(6, 2), _paired).norms(torch.randn(24, 6), torch.arange(24) % 2)
+
+
+def test_a_model_that_seeds_what_it_draws_is_refused() -> None:
+    """By masks that all know, and that follow the places, one record of 16 moved a sum by 3.3 times its bound."""
+
+    def dropped(outputs: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return F.dropout(outputs, 0.5)
+
+    with pytest.raises(EquidpError, match=r"seeds torch's generator in every pass"):
+        GradientEngine(By(dropped), cross_entropy).norms(torch.randn(8, 6), torch.arange(8) % 3)
+
+
 def _some_changed(outputs: Tensor) -> Tensor:
     """As augmentations of kornia, which draw numbers for those records alone that a coin has chosen."""
     chosen, changed = torch.rand(len(outputs)) < 0.5, outputs.clone()

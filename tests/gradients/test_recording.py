@@ -113,7 +113,7 @@ def move(engine: GradientEngine) -> None:
 
 @pytest.mark.parametrize("model", small([name for name in MODELS if name not in PRETRAINED]))
 def test_every_model_gives_the_same_when_trusted(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equidp.gradients.engine.look_again", lambda *_: None)  # which is not replayed
+    monkeypatch.setattr("equidp.gradients.engine.look_again", lambda *_, **__: None)  # which is not replayed
     schema = SCHEMAS[FIRST[model]]
     made: list[int] = []
     engine = engine_of(build_model(model, schema, options={}, seed=1), counting(made), 8)

@@ -821,6 +821,66 @@ def test_a_penalty_over_the_batch_that_begins_later_is_found(asked: dict[str, An
     trainer.run_steps(2)
 
 
+class Divided(Fair):
+    """A loss with a penalty that is divided by the number of records."""
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return LOSS(outputs, labels) - self.weight * outputs.square().sum(1) / len(outputs)
+
+
+class ByPlace(Fair):
+    """A loss that weighs records by their places in the batch."""
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return LOSS(outputs, labels) * (1 + self.weight * torch.arange(len(outputs)))
+
+
+class Coined(Fair):
+    """A loss that a coin for the whole pass leaves out, with a chance."""
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return LOSS(outputs, labels) * (torch.rand(()) >= self.weight if self.weight else 1.0)
+
+
+class Permuted(Fair):
+    """A loss of as many records as a share says, which a permutation chooses."""
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        losses, out = LOSS(outputs, labels), int(self.weight * len(outputs))
+        return losses * torch.ones(len(outputs)).index_fill(0, torch.randperm(len(outputs))[:out], 0.0)
+
+
+class Paired(Fair):
+    """A loss of outputs with antithetic noise."""
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if not self.weight:
+            return LOSS(outputs, labels)
+        half = torch.randn((len(outputs) + 1) // 2, outputs.shape[1])
+        return LOSS(outputs + self.weight * torch.cat([half, -half])[: len(outputs)], labels)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (Divided, "mixes records"),
+        (ByPlace, "mixes records"),
+        (Coined, "that all records of a pass share"),
+        (Permuted, "a permutation of the records"),
+        (Paired, "mixes records|one reaches several records"),
+    ],
+)
+def test_what_follows_from_size_or_place_or_shared_numbers_is_found_when_it_begins(made: Any, words: str) -> None:
+    """Where a penalty divided by the number of records cancelled the losses of 16, one record less moved the sum by 13
+    times what was declared, and no look saw it."""
+    loss = made()
+    trainer = trainer_of(loss, epochs=40, physical_batch_size=24)
+    trainer.run_steps(10)
+    loss.weight = 0.5
+    with pytest.raises(EquidpError, match=words):
+        trainer.run_steps(LOOKS_APART)
+
+
 def hardest(outputs: Tensor, labels: Tensor) -> Tensor:
     """The losses of the hardest third, where there are more than 40."""
     losses = nn.functional.cross_entropy(outputs, labels, reduction="none")
@@ -892,7 +952,7 @@ def test_a_layer_of_torch_that_does_what_others_wrote_is_looked_at_too(hooked: b
 
 def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = list[int]()
-    monkeypatch.setattr(engine, "look_again", lambda passes, features, *_: looks.append(len(features)))
+    monkeypatch.setattr(engine, "look_again", lambda passes, features, *_, **__: looks.append(len(features)))
     trainer_of().run_steps(5)
     assert not looks
     trainer_of(lambda outputs, labels: LOSS(outputs, labels)).run_steps(12)
@@ -902,7 +962,7 @@ def test_layers_of_torch_alone_are_not_looked_at_again(monkeypatch: pytest.Monke
 def test_each_chunk_of_a_step_is_looked_at_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two the second, of a few records, was looked at every time but the first."""
     looks = list[int]()
-    monkeypatch.setattr(engine, "look_again", lambda passes, features, *_: looks.append(len(features)))
+    monkeypatch.setattr(engine, "look_again", lambda passes, features, *_, **__: looks.append(len(features)))
     trainer_of(lambda outputs, labels: LOSS(outputs, labels), epochs=40, physical_batch_size=40).run_steps(120)
     assert looks.count(40) >= 3
     assert len(looks) - looks.count(40) >= 3

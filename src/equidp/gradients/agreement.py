@@ -1,4 +1,4 @@
-"""Agreement: whether norms of the same records agree when a model is tried in two ways, and where it is tried."""
+"""Agreement: whether norms of the same records agree when a model is tried in two ways, where, and of which records."""
 
 from __future__ import annotations
 
@@ -20,6 +20,28 @@ def nearby(passes: BookKeeping) -> Tensor:
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in passes.parameters])
     moved = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)).to(flat.device)
     return flat + 0.01 * moved
+
+
+def first_two(features: Tensor, labels: Tensor, among: Tensor | None = None) -> list[int]:
+    """Return the places of the first record and of the next one with other features; of one if all are equal.
+
+    Two equal records would not show that records mix. Records with numbers that are not finite come into question only
+    if there are no others: they show nothing, and one that comes first in every batch would always hide the others.
+    Records of a single repeated number come last. A normalisation turns a blank image into mere rounding, which differs
+    from that of autograd, and a refusal would reveal that there is such a record.
+
+    Args:
+        features: `[b, …]`.
+        labels: `[b, …]`.
+        among: `[b]`, which records may be taken; None for all.
+    """
+    rows = features.unsqueeze(1).flatten(1)
+    finite = rows.isfinite().all(1) & labels.isfinite().unsqueeze(1).flatten(1).all(1)
+    finite = finite if among is None else finite & among
+    places = (finite if finite.any() else ~finite).nonzero().squeeze(1)
+    places = places[(rows == rows[:, :1]).all(1)[places].byte().argsort(stable=True)]
+    others = (rows[places] != rows[places[:1]]).any(1)
+    return [*places[:1].tolist(), *places[others][:1].tolist()]
 
 
 def compare_norms(passes: BookKeeping, together: Tensor, alone: Tensor, share: float = 1.0) -> None:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.agreement import RECORDS, TOLERANCE, close, compare_norms, mixed, nearby
+from equidp.gradients.agreement import RECORDS, TOLERANCE, close, compare_norms, first_two, mixed, nearby
 from equidp.gradients.blocks import Asking
 from equidp.gradients.bookkeeping import NOTHING, BookKeeping
 from equidp.gradients.drawn import Drawing, drawn_apart, drawn_norms, draws, reseed, seeded_norms
@@ -70,7 +70,7 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor, *, others: bool
             or says that records mix or that norms are wrong.
     """
     features, labels = features[:SEVERAL], labels[:SEVERAL]
-    two = _first_two(features, labels)
+    two = first_two(features, labels)
     passes.blocks.trying = True
     try:
         return _probed(passes, features, labels, two, others=others)
@@ -94,7 +94,7 @@ def _probed(passes: BookKeeping, features: Tensor, labels: Tensor, two: list[int
             finite = seeded_norms(passes, features, labels, seed).isfinite()
             if not finite.any():
                 return 0
-            two = _first_two(features, labels, finite)
+            two = first_two(features, labels, finite)
             if not _found_sound(passes, features[two], labels[two], seed):
                 return 0
         with passes.parameters_at(nearby(passes)):
@@ -133,13 +133,14 @@ def _compare_first(
         seeded_norms(passes, features, labels, seed)
 
 
-def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: int) -> None:
+def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: int, *, sized: bool) -> None:
     """Compare records of a whole batch once more, later in the run.
 
     A model or a loss of others may come to do something that it did not do in the trial. It may add a penalty over the
     batch whose weight began at 0, choose among more records than were tried, or write into its buffers past autograd
     (`.data`). Three passes compare the norms of each half of the batch beside the other half and beside a copy of
-    itself.
+    itself. A penalty may also be divided by the number of records, or differ with their places. So some records are
+    compared with themselves in another order, and where passes differ in size, with half of them alone.
 
     Args:
         passes: the forward and backward passes of the model.
@@ -147,6 +148,7 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: i
             other.
         labels: as long as the features.
         records: the number of records. Halves are taken within each view, because the views of one record are alike.
+        sized: whether the number of rows in a private pass follows from the records.
 
     Raises:
         EquidpError: as `probe`.
@@ -156,29 +158,18 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: i
         _compare_beside(passes, features, labels, seed, apart=apart)
         if passes.blocks:
             _ask_nothing(passes, features, labels, seed)
+        some = min(records, SEVERAL)
+        _compare_again(passes, features[:some], labels[:some], seed, some // 2 if sized else some)
         _compare_kept(passes, before)
 
 
-def _first_two(features: Tensor, labels: Tensor, among: Tensor | None = None) -> list[int]:
-    """Return the places of the first record and of the next one with other features; of one if all are equal.
-
-    Two equal records would not show that records mix. Records with numbers that are not finite come into question only
-    if there are no others: they show nothing, and one that comes first in every batch would always hide the others.
-    Records of a single repeated number come last. A normalisation turns a blank image into mere rounding, which differs
-    from that of autograd, and a refusal would reveal that there is such a record.
-
-    Args:
-        features: `[b, …]`.
-        labels: `[b, …]`.
-        among: `[b]`, which records may be taken; None for all.
-    """
-    rows = features.unsqueeze(1).flatten(1)
-    finite = rows.isfinite().all(1) & labels.isfinite().unsqueeze(1).flatten(1).all(1)
-    finite = finite if among is None else finite & among
-    places = (finite if finite.any() else ~finite).nonzero().squeeze(1)
-    places = places[(rows == rows[:, :1]).all(1)[places].byte().argsort(stable=True)]
-    others = (rows[places] != rows[places[:1]]).any(1)
-    return [*places[:1].tolist(), *places[others][:1].tolist()]
+def _compare_again(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, first: int) -> None:
+    """Refuse a model in which the norms of the `first` records change if they come alone, in the opposite order."""
+    norms, drawn = drawn_norms(passes, features, labels, seed)
+    with _undrawn(passes, features, labels, seed, norms, drawn=drawn) as together:
+        if together is not None and first:
+            some, theirs = features[:first].flip(0), labels[:first].flip(0)
+            compare_norms(passes, together[:first], seeded_norms(passes, some, theirs, seed).flip(0))
 
 
 def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, *, near: bool = False) -> bool:
@@ -258,11 +249,8 @@ def _ask_nothing(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
 def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
     _compare_beside(passes, features, labels, seed, apart=len(features) // 2)
     some = varied(passes, features, labels)
-    norms, drawn = drawn_norms(passes, some, labels, seed)
-    _compare_beside(passes, some, labels, seed, norms)
-    with _undrawn(passes, some, labels, seed, norms, drawn=drawn) as together:
-        if together is not None:
-            compare_norms(passes, together, seeded_norms(passes, some.flip(0), labels.flip(0), seed).flip(0))
+    _compare_beside(passes, some, labels, seed)
+    _compare_again(passes, some, labels, seed, len(some))
 
 
 def _compare_beside(

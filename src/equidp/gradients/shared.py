@@ -26,7 +26,7 @@ from torch import Tensor
 from equidp.errors import EquidpError
 from equidp.gradients.agreement import close, nearby
 from equidp.gradients.bookkeeping import BookKeeping
-from equidp.gradients.drawn import Drawing, Kept, drawn_apart, draws, seeded_norms
+from equidp.gradients.drawn import Drawing, Kept, drawn_apart, draws, generators, seeded_norms
 from equidp.gradients.precision import as_precise_as_norms
 
 OTHERS = 0.0, 1 - 2.0**-20, None
@@ -35,7 +35,10 @@ numbers that are drawn anew, as others show more of an angle or a place.
 """
 
 ODD = 31
-"""How many records are tried with other numbers for some: columns that look like records are seldom so many."""
+"""At most so many records are tried with other numbers for some: columns that look like records are seldom so many.
+
+The number of records is odd: of an even one, two numbers for each pair are as many as one for each record.
+"""
 
 
 def refuse_shared_draws(passes: BookKeeping, features: Tensor, labels: Tensor, *, in_pieces: bool) -> None:
@@ -53,13 +56,20 @@ def refuse_shared_draws(passes: BookKeeping, features: Tensor, labels: Tensor, *
     with drawn_apart(passes) as seed, as_precise_as_norms(), passes.parameters_at(nearby(passes)):
         if not draws(passes, features, labels, seed):
             return
+        after = generators(passes)
+        if draws(passes, features, labels, seed + 1) and generators(passes).equal(after):
+            raise EquidpError(
+                "The model or its loss seeds torch's generator in every pass (torch.manual_seed), so everybody knows "
+                "what it draws, and one record less gives others the known numbers of another place: leave it out."
+            )
         permuted, shared = _of_all(passes, features, labels, seed)
         if permuted and not _the_same(passes, features, labels, seed, permuted):
             raise EquidpError(
                 "The model or its loss draws a permutation of the records of a batch, which decides what happens to "
                 "each: one record less gives others another place. Draw for each record (torch.rand(len(x)) < p)."
             )
-        if _reach_others(passes, features[:ODD], labels[:ODD], seed, shared | permuted):
+        odd = (min(len(features), ODD) - 1) | 1
+        if _reach_others(passes, features[:odd], labels[:odd], seed, shared | permuted):
             raise EquidpError(
                 "The model or its loss draws random numbers of which one reaches several records, as in antithetic "
                 "pairs of a batch, or in noise from which the batch's mean is taken: one record less changes those of "
