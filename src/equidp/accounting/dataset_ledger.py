@@ -303,9 +303,10 @@ def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
     # ids may group the same rows in any way
     counting = [entry for entry in entries if entry.secure]
     if len(units := dict.fromkeys(entry.unit for entry in counting)) > 1:
+        out = "" if any(entry.limit for entry in counting) else ", or leave privacy.total_epsilon out"  # a limit stays
         raise EquidpError(
             f"The data set's secure runs protect several units ({', '.join(units)}), whose ε have no common total: "
-            "keep to one privacy.unit, or leave privacy.total_epsilon out."
+            f"keep to one privacy.unit{out}."
         )
     if not counting:
         return 0.0
