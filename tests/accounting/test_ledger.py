@@ -248,7 +248,8 @@ class TestCalibration:
         noise = calibrate(lambda noise: [Event(rate, noise, count)], 0.03, 1e-12)
         assert 0.0297 < epsilon([Event(rate, noise, count)], 1e-12).value <= 0.03
 
-    @pytest.mark.parametrize("event", [(0.01, 1000), pytest.param((0.05, 200), marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("event", [(0.01, 1000), (0.05, 200)])
     def test_meets_a_target_beyond_the_limit_of_pld(self, event: tuple[float, int]) -> None:
         """PLD is asked up to a Rényi figure only, and there it may still be below so large a target."""
         rate, count = event
@@ -317,6 +318,7 @@ def test_no_figure_is_below_zero() -> None:
     assert live_epsilon([event], 1e-3) == published_epsilon([event], 0.1, "improved") == 0.0
 
 
+@pytest.mark.slow
 def test_orders_that_the_accountant_leaves_out_are_nobodys_news(caplog) -> None:
     event = Event(0.161388, 0.93, 23)  # of no other test, as figures are remembered
     assert rdp_epsilon([event], 1e-4) < 10

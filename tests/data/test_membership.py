@@ -563,7 +563,8 @@ def swapped(one: Records, other: Records) -> int:
     return sum((Counter(rows_of(one)) - Counter(rows_of(other))).values())
 
 
-@pytest.mark.parametrize("membership", [pytest.param("strata", marks=pytest.mark.slow), "hash"])
+@pytest.mark.slow
+@pytest.mark.parametrize("membership", ["strata", "hash"])
 def test_a_linear_statistic_tells_two_tables_apart_no_better_than_epsilon_allows(membership: Any) -> None:
     """1,250 rows and one more, secure mode, ε 1: d′ of the released weights along the difference of the sums.
 

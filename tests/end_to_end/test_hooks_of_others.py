@@ -248,6 +248,7 @@ def test_hooks_that_change_nothing_of_ours_may_do_as_they_like(project, beside):
     assert (report_folder(project, "dpsgd") / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_folders_may_be_written_with_a_slash_at_their_end(project):
     """In the catalog too: an absolute path is left there as it was written."""
     (project / "conf/local").mkdir(exist_ok=True)

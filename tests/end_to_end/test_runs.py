@@ -367,6 +367,7 @@ def test_figures_of_the_validation_part_are_called_so_in_mlflow_too(otherwise):
     assert "; validation accuracy 0." in run.data.tags["mlflow.note.content"]
 
 
+@pytest.mark.slow
 def test_the_statement_says_that_validation_records_were_evaluated(otherwise):
     """It spoke of test records, which such a run leaves out, and only metrics.json told."""
     folder = report_folder(otherwise[0], "dpsgd")
@@ -423,6 +424,7 @@ def test_same_seed_gives_the_same_metrics_by_threads_too_and_another_seed_or_bas
     assert losses[0] != losses[1]
 
 
+@pytest.mark.slow
 def test_nothing_of_an_earlier_run_stays_beside_a_new_model_whether_the_new_run_is_cut_short_or_fails(
     project, caplog, monkeypatch
 ):
@@ -601,6 +603,7 @@ def test_an_entry_of_the_catalog_that_tells_the_run_in_its_own_way_is_taken(proj
     assert [file.name for file in (project / "mine/digits").iterdir()] == ["sgd-0-a.json"]
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_ones_own_runs_and_makes_no_page_of_figures_of_other_settings(project, monkeypatch):
     def with_own(ours=pipeline_registry.register_pipelines):
         found = ours()

@@ -425,6 +425,7 @@ def clinic(project):
     return project
 
 
+@pytest.mark.slow
 def test_where_units_are_protected_a_delta_is_measured_by_their_number(clinic, caplog):
     """Of the 30 persons 24 train."""
     with caplog.at_level(logging.WARNING, "equidp"):

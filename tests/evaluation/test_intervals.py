@@ -73,7 +73,7 @@ def test_an_interval_holds_the_true_difference_as_often_as_it_says(records: int)
     assert 0.93 <= held / 1_000 <= 0.995
 
 
-@pytest.mark.parametrize("alike", [0.3, 0.9])
+@pytest.mark.parametrize("alike", [0.3, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_an_interval_holds_where_units_have_several_records(alike: float) -> None:
     """A unit's records are right or wrong together, mostly; taken for independent, intervals miss far too often."""
     rng = np.random.default_rng(3)

@@ -105,6 +105,7 @@ def test_one_that_fails_is_a_wrong_row_and_the_others_go_on(gpu, stage, part, tm
     assert others[-1]["ok"]
 
 
+@pytest.mark.slow
 def test_planted_faults_of_gradients_are_found_each_by_its_own_figure(gpu, monkeypatch) -> None:
     norms, sums = GradientEngine.norms, GradientEngine.weighted_sum
 

@@ -285,7 +285,8 @@ def test_every_algorithm_runs_the_same(algorithm: str, chunk: int | None) -> Non
     same_run(algorithm, Again, "cpu", chunk)
 
 
-@pytest.mark.parametrize("chunk", [None, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [None, 7])
 def test_on_a_pretended_gpu_too(chunk: int | None) -> None:
     with as_on_gpu():
         on_cpu = trained("dpsgd_f", None, "cpu", chunk)

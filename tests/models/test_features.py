@@ -51,7 +51,8 @@ def test_scattering_is_normalised_per_record_and_group() -> None:
     assert float(spread[:, 0].min()) > 0.98
 
 
-@pytest.mark.parametrize("dataset", ["mnist", pytest.param("cifar10", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
 def test_scattering_is_normalised_by_photographs_and_by_nothing_of_the_records(dataset: str) -> None:
     tiles = features.photographs(*SCHEMAS[dataset].shape)
     assert tiles.shape == (184, *SCHEMAS[dataset].shape)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.conftest import SCHEMAS, batch, combinations
-from tests.thorough import first
+from tests.thorough import LARGE, first
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
@@ -35,7 +35,13 @@ def test_every_model_takes_some_dataset() -> None:
     assert set(FIRST) == set(MODELS)
 
 
-@pytest.mark.parametrize(("name", "dataset"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("name", "dataset"),
+    [
+        pytest.param(name, dataset, marks=pytest.mark.slow if name in LARGE and dataset != FIRST[name] else ())
+        for name, dataset in COMBINATIONS
+    ],
+)
 def test_logits_come_out_for_stored_features_and_no_record_changes_anothers(
     name: str, dataset: str, options: dict
 ) -> None:

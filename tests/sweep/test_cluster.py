@@ -73,9 +73,8 @@ def test_a_worker_that_is_killed_while_it_starts_is_told_in_a_sentence(monkeypat
     strict=False,
 )
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")  # Dask's
-@pytest.mark.parametrize(
-    ("how", "fails"), [pytest.param("given up", {2, 3}, marks=pytest.mark.slow), ("forgotten", {2})]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "fails"), [("given up", {2, 3}), ("forgotten", {2})])
 def test_a_worker_that_cannot_be_started_again_is_replaced(
     how: str, fails: set[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

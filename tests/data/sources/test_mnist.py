@@ -47,6 +47,7 @@ def test_images_stay_bytes_and_the_providers_split_is_kept(tmp_path: Path, name:
     assert records.schema.name == name
 
 
+@pytest.mark.slow
 def test_the_published_constants_standardise_the_real_images(raw_dir: Path) -> None:
     mnist = source("mnist")
     records = mnist.read(mnist.locate(raw_dir))

@@ -389,6 +389,7 @@ def test_ranks_that_cannot_be_divided_are_refused_before_another_machine_is_wait
     assert not (tmp_path / "job").exists()
 
 
+@pytest.mark.slow
 def test_one_process_beside_machines_that_wait_for_it_is_told(monkeypatch, caplog):
     monkeypatch.setenv("EQUIDP_NODES", "2")
     algorithm, privacy = algorithm_settings("dpsgd").build(), PrivacySettings(noise_multiplier=1.0)
