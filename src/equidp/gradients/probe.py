@@ -159,13 +159,15 @@ def look_again(passes: BookKeeping, features: Tensor, labels: Tensor, records: i
         if passes.blocks:
             _ask_nothing(passes, features, labels, seed)
         some = min(records, SEVERAL)
-        _compare_again(passes, features[:some], labels[:some], seed, some // 2 if sized else some)
+        theirs = features[:some], labels[:some]
+        _compare_again(passes, *theirs, seed, *drawn_norms(passes, *theirs, seed), some // 2 if sized else some)
         _compare_kept(passes, before)
 
 
-def _compare_again(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, first: int) -> None:
+def _compare_again(
+    passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, norms: Tensor, drawn: bool, first: int
+) -> None:
     """Refuse a model in which the norms of the `first` records change if they come alone, in the opposite order."""
-    norms, drawn = drawn_norms(passes, features, labels, seed)
     with _undrawn(passes, features, labels, seed, norms, drawn=drawn) as together:
         if together is not None and first:
             some, theirs = features[:first].flip(0), labels[:first].flip(0)
@@ -249,8 +251,9 @@ def _ask_nothing(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
 def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> None:
     _compare_beside(passes, features, labels, seed, apart=len(features) // 2)
     some = varied(passes, features, labels)
-    _compare_beside(passes, some, labels, seed)
-    _compare_again(passes, some, labels, seed, len(some))
+    norms, drawn = drawn_norms(passes, some, labels, seed)
+    _compare_beside(passes, some, labels, seed, norms)
+    _compare_again(passes, some, labels, seed, norms, drawn, len(some))
 
 
 def _compare_beside(
