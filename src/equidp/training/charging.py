@@ -202,6 +202,16 @@ def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event]
 
     Where the best of several trials is released, each of them may have been charged as much. The new entry then has all
     events of a trial, and takes the place of the first one (`dataset_ledger`).
+
+    Args:
+        folder: the ledger's.
+        settings: the run's.
+        run: its name.
+        more: what it is charged beyond what was entered as it began.
+        ahead: whether that is still to happen.
+
+    Raises:
+        EquidpError: the limit has no room for it; or the file has lost the run, is held, damaged, or cannot be written.
     """
     entries = DatasetLedger(folder, settings.dataset).entries()
     own = [entry for entry in entries if entry.run == run and entry.part == "train"]
