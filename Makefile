@@ -24,7 +24,7 @@ run: $(STAMP)            ## the demonstration: five algorithms on scikit-learn's
 test: $(STAMP) lint      ## lint, types, tests
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
-slow: $(STAMP)           ## the tests that `make test` leaves out: they take as long as it
+slow: $(STAMP)           ## the tests that `make test` leaves out: they take longer than it
 	$(BIN)/pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 check: $(STAMP) lint     ## lint, types, and the tests of behaviour that need no training: for the inner loop

@@ -13,6 +13,9 @@ ONE_OF_EACH = (
 )  # fmt: skip
 """Algorithms of which no two have the same kinds of parts."""
 
+FEW = ("dpsgd", "dpsgd_f", "dpsgd_quantile", "psasc_momentum_gd", "sa_dpsgd", "dpis", "asc")
+"""Between them all that a step may do besides summing: releases, rates, decisions, a memory."""
+
 LARGE = ("wrn16_4", "resnet9", "scatter_cnn", "scatter_linear", "tramer_boneh_mnist", "tramer_boneh_cifar10")
 """Models that take a second or more where others take a tenth."""
 

@@ -67,9 +67,8 @@ LONG = long_run(0.6)
     [
         pytest.param(Event(0.01, 1.0, 1000), 1e-5, marks=pytest.mark.slow),
         (Event(0.1, 2.0, 100), 1e-9),
-        pytest.param(
-            Event(0.05, 0.5, 3000), 1e-5, marks=pytest.mark.slow
-        ),  # ε = 124, on a grid nineteen times as coarse
+        # ε = 124, on a grid nineteen times as coarse
+        pytest.param(Event(0.05, 0.5, 3000), 1e-5, marks=pytest.mark.slow),
         (Event(0.01, 0.3, 1000), 1e-5),  # integer Rényi orders alone say ε > 2,000
     ],
 )

@@ -74,10 +74,8 @@ def test_the_first_run_fixes_the_order_with_room_for_most_runs_like_it(tmp_path:
 def test_what_the_guarantee_costs_in_runs(tmp_path: Path, limit: float, plain: int, guaranteed: int) -> None:
     one = (Event(0.01, 1.84, 2000),)  # ε = 1
     for folder, runs, adaptive in (("plain", plain, False), ("guaranteed", guaranteed, True)):
-        ledger, asked = (
-            DatasetLedger(tmp_path / folder, "adult"),
-            {"delta": DELTA, "limit": limit, "adaptive": adaptive},
-        )
+        ledger = DatasetLedger(tmp_path / folder, "adult")
+        asked: dict[str, Any] = {"delta": DELTA, "limit": limit, "adaptive": adaptive}
         ledger.charge([entry(run="0", events=one)], **asked)
         ledger.add([entry(run=str(number), events=one) for number in range(1, runs - 1)])
         ledger.charge([entry(run="last", events=one)], **asked)

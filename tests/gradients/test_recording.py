@@ -17,7 +17,7 @@ from tests.models.conftest import PRETRAINED, SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import as_on_gpu, pretended_gpu
 from tests.small_run import trainer_of
-from tests.thorough import first, small
+from tests.thorough import FEW, first, small
 from tests.tried import tried_once
 from torch import Tensor, nn
 
@@ -273,10 +273,6 @@ def same_run(algorithm: str, new_recorder: Callable[[], Recorder], device: str, 
     assert recorded.shown.keys() == afresh.shown.keys()
     for name, value in afresh.shown.items():
         torch.testing.assert_close(recorded.shown[name], value, rtol=1e-4, atol=1e-4)
-
-
-FEW = ("dpsgd_f", "psasc_momentum_gd", "sa_dpsgd", "dpis", "asc")
-"""Between them all that a step may do besides summing: releases, rates, decisions, a memory."""
 
 
 @pytest.mark.parametrize("chunk", [pytest.param(None, marks=pytest.mark.slow), 7])

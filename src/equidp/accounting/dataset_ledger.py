@@ -191,12 +191,12 @@ class DatasetLedger:
                 damaged, or cannot be written.
         """
         with self._held():
-            before, kept = self.entries(), None
-            if any(entry.secure for entry in entries):
-                kept = self._limit(before, entries, delta, limit if adaptive else None)
-                if limit is not None:
-                    self._refuse_beyond(before, [replace(entry, limit=kept) for entry in entries], delta, limit)
-            self._append([replace(entry, data=self.names, limit=kept if entry.secure else None) for entry in entries])
+            before, count = self.entries(), any(entry.secure for entry in entries)
+            kept = self._limit(before, entries, delta, limit if adaptive else None) if count else None
+            filled = self._filled(entries, kept)
+            if count and limit is not None:
+                self._refuse_beyond(before, filled, kept.delta if kept else delta, limit)
+            self._append(filled)
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Append what has happened already, and is within no limit therefore; on disk when this returns.
@@ -206,7 +206,10 @@ class DatasetLedger:
         """
         with self._held():
             kept = next((entry.limit for entry in self.entries() if entry.limit), None)
-            self._append([replace(entry, data=self.names, limit=kept if entry.secure else None) for entry in entries])
+            self._append(self._filled(entries, kept))
+
+    def _filled(self, entries: Iterable[Entry], limit: Limit | None) -> list[Entry]:
+        return [replace(entry, data=self.names, limit=limit if entry.secure else None) for entry in entries]
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -247,7 +250,6 @@ class DatasetLedger:
         return Limit.fixed(asked, delta, _curve(_by_part(entry for entry in more if entry.secure)), more[0].run)
 
     def _refuse_beyond(self, before: Sequence[Entry], more: Sequence[Entry], delta: float, limit: float) -> None:
-        delta = more[0].limit.delta if more[0].limit else delta
         spent, then = total_epsilon(before, delta), total_epsilon([*before, *more], delta)
         if then > limit * (1 + SLACK):
             raise EquidpError(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
-from tests.thorough import first
+from tests.thorough import FEW, first
 from tests.training.ranks import ranks
 from tests.training.ranks.ranks import DIMENSION, RECORDS, algorithms_here, ready, toy
 from tests.tried import tried_once
@@ -24,9 +24,6 @@ from equidp.gradients.losses import CrossEntropy
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.sampling import Population
 from equidp.training.ranks.trainer import ParallelTrainer
-
-FEW = ("dpsgd", "dpsgd_f", "dpsgd_quantile", "psasc_momentum_gd", "sa_dpsgd", "dpis")
-"""Between them all that ranks share besides sums: releases, rates, decisions, a memory."""
 
 
 @pytest.fixture(scope="module", autouse=True)
