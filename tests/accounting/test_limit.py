@@ -175,6 +175,7 @@ def told(folder: Path, caplog: pytest.LogCaptureFixture, *, within: bool) -> Non
     with caplog.at_level(logging.INFO):
         draw_ledger(folder, resolve({"dataset": "digits", "privacy": {"epsilon": 1.0}}))
     assert ("No run is begun" in caplog.text) is within
+    assert ("none covers decisions by exact figures, baselines or audits" in caplog.text) is within
 
 
 def test_a_limit_is_no_guarantee_where_runs_of_another_unit_may_decide_on_its_runs(tmp_path: Path) -> None:

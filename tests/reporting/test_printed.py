@@ -27,6 +27,7 @@ def test_exact_figures_go_out_where_a_release_would_not_refuse_them(
     printed.print_results(("dpsgd",), pipeline, catalog)
     said = " ".join(capsys.readouterr().out.split())
     assert "These figures are exact. They stay inside, like report.html" in said
+    assert "No ε covers further runs that they decide on" in said  # a limit on all runs does not, either
     assert ("unless release.unprotected=test publishes them" in said) == told
 
 

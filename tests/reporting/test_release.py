@@ -617,6 +617,7 @@ def test_the_documents_tell_what_the_ledger_counts_and_never_that_nothing_is_kno
     told = kept["privacy.md"].decode()
     assert "No run is begun with which they would cost more than ε = 8 at δ = 1e-05" in told
     assert "what was spent" not in told
+    assert "no ε covers a choice of later runs by these" in told  # the baseline's figures show single records
     value = lines_of(document(kept, "checklist"))["elsewhere"]["value"]["limit"]
     assert value == {"order": 4.0, "epsilon": 8.0, "delta": 1e-5}  # no names of other runs
     alone = files(counted=Spent(secure=0, research=1, others=3, epsilon=0.0, delta=1e-5))["privacy.md"].decode()

@@ -184,7 +184,7 @@ class DatasetLedger:
             entries: of one run.
             delta: δ of the limit.
             limit: the largest total ε of all entries that count, including these.
-            adaptive: whether the limit is to hold even if results of earlier runs decide on later ones (`limit.py`).
+            adaptive: whether the limit is to hold even if earlier releases decide on later runs (`limit.py`).
 
         Raises:
             EquidpError: the limit would be exceeded, or is not the one that earlier runs keep; or the file is held,

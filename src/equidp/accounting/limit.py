@@ -1,7 +1,7 @@
-"""A limit on the total ε of a data set that holds whatever decides on its runs.
+"""A limit on the total ε of a data set that holds however earlier releases decide on its runs.
 
-The total of a ledger is a guarantee for runs that were fixed before the first. Mostly results of earlier runs decide on
-later ones. Then it is random which runs there are, and the least ε over all orders, or that of privacy loss
+The total of a ledger is a guarantee for runs that were fixed before the first. Mostly earlier releases decide on later
+runs. Then it is random which runs there are, and the least ε over all orders, or that of privacy loss
 distributions, bounds nothing. A bound on the divergence of one order α still holds if α and the bound were fixed before
 the first run (Feldman and Zrnic 2021, who call it a filter). Shown directly:
 

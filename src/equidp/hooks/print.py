@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STAYS_INSIDE = "These figures are exact. They stay inside, like report.html{}; what may go out is in release/."
+STAYS_INSIDE = (
+    "These figures are exact. They stay inside, like report.html{}; what may go out is in release/. No ε covers "
+    "further runs that they decide on."
+)
 UNLESS = ", unless release.unprotected=test publishes them"
 """Added to `STAYS_INSIDE`, unless figures with noise are released, which exact ones would undo, and unless the figures
 are of validation records."""

@@ -74,8 +74,8 @@ class PrivacySettings(Block):
     total_epsilon: Annotated[float, Field(gt=0)] | None = None
     """Largest total ε of all secure runs on this data set, at `delta`; a run beyond it is refused; null: no limit."""
     total_adaptive: bool = False
-    """Whether that limit is a guarantee even if results of earlier runs decide on later ones; fixed by the first secure
-    run."""
+    """Whether that limit is a guarantee even if what earlier runs released decides on later ones; fixed by the first
+    secure run."""
     ledger: Text = ""
     """A name that data sets share if the same people are in them: their runs then have one total."""
     evaluation: FiguresSettings = FiguresSettings()

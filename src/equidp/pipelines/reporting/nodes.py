@@ -77,7 +77,8 @@ def draw_ledger(folder: Path, settings: Settings) -> go.Figure:
     if (limit := kept_limit(entries)) is not None:
         logger.info(
             "No run is begun with which they would cost more than %s, reckoned at the Rényi order %g. That limit, and "
-            "not what is spent, is the guarantee where results of earlier runs decide on later ones.",
+            "not what is spent, is the guarantee where models and noised figures of earlier runs decide on later ones; "
+            "none covers decisions by exact figures, baselines or audits.",
             limit,
             limit.order,
         )

@@ -262,12 +262,13 @@ def together(facts: Facts) -> str:
     if counted.limit is not None:
         text += (
             f" No run is begun with which they would cost more than {counted.limit}, as was fixed before the first. "
-            "That limit is the guarantee, also where later runs follow from what earlier ones showed."
+            "That limit is the guarantee, also where later runs follow from what earlier ones released. Exact figures, "
+            "baselines and audits are no such releases: no ε covers a choice of later runs by these."
         )
     elif counted.secure > 1:
         text += (
             " That bounds runs whose number and settings were fixed before the first; where later ones follow from "
-            "what earlier ones showed, it is what was spent, and no guarantee at that ε."
+            "what earlier ones released, it is what was spent, and no guarantee at that ε."
         )
     if counted.others:
         text += f" Of {_runs(counted.others, 'secure ')} more, which protect another unit, the ε have no total with it."
