@@ -197,3 +197,9 @@ def test_an_order_that_the_accountant_has_no_longer_is_bounded_by_the_next() -> 
 def test_a_guarantee_needs_a_limit() -> None:
     with pytest.raises(EquidpError, match=r"privacy\.total_adaptive=true is of a limit.*set privacy\.total_epsilon"):
         resolve({"dataset": "digits", "privacy": {"epsilon": 1.0, "total_adaptive": True}})
+
+
+@pytest.mark.parametrize("limit", [math.inf, math.nan, 0.0, -1.0])
+def test_a_limit_that_bounds_nothing_is_refused(limit: float) -> None:
+    with pytest.raises(EquidpError, match=r"privacy\.total_epsilon=.*: Input should be"):
+        resolve({"dataset": "digits", "privacy": {"epsilon": 1.0, "total_epsilon": limit}})
